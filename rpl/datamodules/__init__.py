@@ -1,0 +1,1 @@
+"""LightningDataModules for questions and repairs, data readers, and the embedded Atlas data set."""

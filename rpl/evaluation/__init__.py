@@ -1,0 +1,1 @@
+"""Evaluation protocol, baselines, statistics and reports."""

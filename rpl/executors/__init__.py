@@ -1,0 +1,1 @@
+"""Runs programs against retrieval: the Executor ABC, the RestrictedPython sandbox, its worker pool, its primitives."""

@@ -1,0 +1,1 @@
+"""LightningModules (GRPO, SFT) and the pure maths beside them."""

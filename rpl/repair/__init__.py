@@ -1,0 +1,1 @@
+"""Finds verified repairs of failed programs, and measures them against a resample control."""

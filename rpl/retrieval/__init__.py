@@ -1,0 +1,1 @@
+"""Corpora, indexes and search backends behind one Library."""

@@ -1,0 +1,1 @@
+"""Rendering, sampling and the multi-turn loop that joins policy and executor."""
