@@ -1,0 +1,106 @@
+"""Files that are never half-written: atomic replacement, and JSON lines with errors by file and line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rpl.errors import DataError
+
+
+def cache_dir() -> Path:
+    """Returns the folder for built indexes and resolved models: `$RPL_HOME`, or `~/.cache/rpl`."""
+    root = os.environ.get("RPL_HOME")
+    return Path(root).expanduser() if root else Path.home() / ".cache" / "rpl"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file under a temporary name in the same folder, then renames it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes one JSON document, indented, atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_jsonl(path: Path, records: Iterable[Any]) -> int:
+    """Writes one JSON value a line, atomically, and returns how many there were."""
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    write_text(path, "".join(line + "\n" for line in lines))
+    return len(lines)
+
+
+def append_jsonl(path: Path, records: Iterable[Any]) -> None:
+    """Appends one JSON value a line and flushes them to disk; `read_appended` forgives a torn last line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields pairs of line number (from 1) and JSON object; empty lines are skipped. `.gz` files are unpacked.
+
+    Raises:
+        DataError: The file does not exist, or a line is not a JSON object.
+    """
+    import gzip
+
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path}:{number}: not JSON ({error.msg} at column {error.colno})") from error
+            if not isinstance(value, dict):
+                raise DataError(f"{path}:{number}: expected a JSON object, got {type(value).__name__}")
+            yield number, value
+
+
+def read_appended(path: Path) -> list[dict[str, Any]]:
+    """Reads a file that `append_jsonl` wrote, dropping a last line that a killed process left unfinished.
+
+    The torn line is also cut from the file, so that appending can go on.
+    """
+    if not path.exists():
+        return []
+    raw = path.read_bytes()
+    end = raw.rfind(b"\n") + 1
+    if end != len(raw):
+        with path.open("r+b") as file:
+            file.truncate(end)
+    return [json.loads(line) for line in raw[:end].splitlines() if line.strip()]
+
+
+def digest(*parts: str | bytes) -> str:
+    """Returns a stable 16-digit hexadecimal hash of texts, with boundaries between them."""
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        state.update(len(data).to_bytes(8, "big"))
+        state.update(data)
+    return state.hexdigest()[:16]
