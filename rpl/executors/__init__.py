@@ -1,1 +1,1 @@
-"""Runs programs against retrieval: the Executor ABC, the RestrictedPython sandbox, its worker pool, its primitives."""
+"""Runs programs against retrieval: the Executor ABC, the sandbox, its worker pool and its primitives."""

@@ -14,7 +14,7 @@ from rpl.types import FinishReason
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one completion is drawn. Training uses temperature 1-like sampling over the whole vocabulary: no top-p, no top-k."""
+    """How one completion is drawn. Training draws from the whole vocabulary: no top-p, no top-k."""
 
     max_new_tokens: int = 128
     """Most tokens in one completion."""
