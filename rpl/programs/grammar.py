@@ -1,0 +1,114 @@
+"""The program language: the single source of what parses, what is refused, and what the canonical text is.
+
+A subset of Python. Everything is refused unless `tables` allows it, so syntax that a later Python adds stays refused.
+The checks are static; budgets, exact types and arithmetic bounds are the executor's business.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+import warnings
+from dataclasses import dataclass, field
+
+from rpl.errors import ProgramSyntaxError
+from rpl.programs.checks import Checker
+from rpl.programs.printing import check_fstrings, unparse
+from rpl.programs.tables import (
+    ALLOWED_NODES,
+    ATTRIBUTES,
+    BUILTINS,
+    GLOBALS,
+    MAX_DEPTH,
+    MAX_INT,
+    MAX_LOOP_DEPTH,
+    MAX_SOURCE_CHARS,
+    MAX_STRING_CHARS,
+    PRIMITIVES,
+)
+
+__all__ = [
+    "ALLOWED_NODES",
+    "ATTRIBUTES",
+    "BUILTINS",
+    "GLOBALS",
+    "MAX_DEPTH",
+    "MAX_INT",
+    "MAX_LOOP_DEPTH",
+    "MAX_SOURCE_CHARS",
+    "MAX_STRING_CHARS",
+    "PRIMITIVES",
+    "Program",
+    "canonical",
+    "parse",
+]
+
+_warnings_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of the language; two programs are equal when their canonical texts are. Made by `parse`."""
+
+    source: str
+    """Canonical text."""
+    size: int = field(compare=False)
+    """Number of syntax nodes, operators not counted."""
+
+    @property
+    def tree(self) -> ast.Module:
+        """A fresh syntax tree, free to be edited."""
+        return _read(self.source)
+
+
+def parse(source: str) -> Program:
+    r"""Checks a text against the language.
+
+    Args:
+        source: The text of a program.
+
+    Returns:
+        The program in canonical form.
+
+    Raises:
+        ProgramSyntaxError: The text is not Python, is empty, or is too long or nested too deeply to be read.
+        ForbiddenConstruct: It is Python, but outside the language. The message says what to write instead.
+
+    >>> parse('for p in bm25( "Lyon" , k=1) : print(p)').source
+    "for p in bm25('Lyon', k=1):\n    print(p)"
+    """
+    tree = _read(source)
+    if not tree.body:
+        raise ProgramSyntaxError("the program is empty", 1)
+    checker = Checker(tree)
+    checker.visit(tree)
+    if checker.has_fstrings:
+        check_fstrings(source)
+    return Program(unparse(tree), checker.size)
+
+
+def canonical(source: str) -> str:
+    """Returns the one text that all spellings of a program share; raises what `parse` raises.
+
+    >>> canonical("x=( 1,2 ) # a pair")
+    'x = (1, 2)'
+    """
+    return parse(source).source
+
+
+def _read(source: str) -> ast.Module:
+    if "\0" in source:
+        raise ProgramSyntaxError("the text holds a null byte", source[: source.index("\0")].count("\n") + 1)
+    if len(source) > MAX_SOURCE_CHARS:
+        raise ProgramSyntaxError(f"the text has {len(source)} characters; at most {MAX_SOURCE_CHARS} are allowed", 1)
+    try:
+        with _warnings_lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a doubtful escape is not worth a warning, and never an error
+            return ast.parse(source, feature_version=(3, 11))
+    except SyntaxError as error:
+        message = "so large a number" if "integer string conversion" in error.msg else error.msg
+        raise ProgramSyntaxError(f"invalid syntax: {message}", error.lineno) from None
+    except (RecursionError, MemoryError):
+        raise ProgramSyntaxError("the program is nested too deeply", None) from None
+    except ValueError as error:  # text that cannot be encoded
+        raise ProgramSyntaxError(f"invalid text: {error}", None) from None

@@ -1,0 +1,104 @@
+"""Prints syntax trees as canonical text, the same on every supported Python.
+
+`ast.unparse` differs between Python versions in f-strings only (PEP 701), so those are printed here, in the form that
+the oldest supported version reads. `check_fstrings` refuses the newer spellings, so that what parses does not depend
+on the version either.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import io
+import tokenize
+
+from rpl.errors import ForbiddenConstruct, ProgramSyntaxError
+
+_DELIMITERS = ("'", '"', "'''", '"""')
+
+
+def unparse(tree: ast.AST) -> str:
+    r"""Returns the canonical text of a tree of the program language; the tree stays as it is.
+
+    Raises:
+        ForbiddenConstruct: An f-string nests quotes or backslashes that the oldest supported Python cannot read.
+
+    >>> unparse(ast.parse('print( f"{p.title}:  {p.text}" )'))
+    "print(f'{p.title}:  {p.text}')"
+    """
+    if not any(isinstance(node, ast.JoinedStr) for node in ast.walk(tree)):
+        return ast.unparse(tree)
+    extractor = _FStringExtractor()
+    text = ast.unparse(extractor.visit(copy.deepcopy(tree)))
+    for placeholder, printed in extractor.printed.items():
+        text = text.replace(placeholder, printed)
+    return text
+
+
+class _FStringExtractor(ast.NodeTransformer):
+    """Replaces f-strings by names that hold a NUL, which no other printed text can hold."""
+
+    def __init__(self) -> None:
+        self.printed: dict[str, str] = {}
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        placeholder = f"\0{len(self.printed)}\0"
+        self.printed[placeholder] = _print_fstring(node)
+        return ast.copy_location(ast.Name(id=placeholder, ctx=ast.Load()), node)
+
+
+def _print_fstring(node: ast.JoinedStr) -> str:
+    parts: list[tuple[bool, str]] = []  # (is an expression, text)
+    for value in node.values:
+        if isinstance(value, ast.FormattedValue):
+            text = ast.unparse(value.value)
+            parts.append((True, "{" + (" " if text.startswith("{") else "") + text + "}"))
+        else:
+            assert isinstance(value, ast.Constant)
+            assert isinstance(value.value, str)
+            parts.append((False, value.value.replace("{", "{{").replace("}", "}}")))
+    expressions = "".join(text for is_expression, text in parts if is_expression)
+    fitting = [delimiter for delimiter in _DELIMITERS if delimiter not in expressions]
+    if not fitting or any(char in expressions for char in "\\\n#"):
+        raise ForbiddenConstruct(
+            "an f-string cannot hold such a string literal inside its braces; assign it to a name first",
+            getattr(node, "lineno", None),
+        )
+    delimiter = fitting[0]
+    return "f" + delimiter + "".join(t if e else _escape(t, delimiter[0]) for e, t in parts) + delimiter
+
+
+def _escape(text: str, quote: str) -> str:
+    escaped = repr(text + '"')[1:-2]  # the added double quote makes repr choose single quotes where it can
+    if "'" in text:
+        escaped = escaped.replace("\\'", "'")
+    return escaped.replace(quote, "\\" + quote)
+
+
+def check_fstrings(source: str) -> None:
+    """Refuses f-strings that only Python 3.12 and later can read.
+
+    Args:
+        source: Text that parses on the running Python.
+
+    Raises:
+        ProgramSyntaxError: Inside the braces stands a backslash, a comment, a line break or the f-string's own quote.
+    """
+    start = getattr(tokenize, "FSTRING_START", None)
+    if start is None:  # the running Python has refused them itself
+        return
+    quotes: list[str] = []
+    kinds = (start, tokenize.FSTRING_MIDDLE, tokenize.FSTRING_END)  # type: ignore[attr-defined]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == kinds[2]:
+            quotes.pop()
+        inner = token.string
+        breaks = token.type in (tokenize.NL, tokenize.NEWLINE) and any(len(quote) == 1 for quote in quotes)
+        if token.type != kinds[1] and (breaks or any(q in inner or "\\" in inner or "#" in inner for q in quotes)):
+            raise ProgramSyntaxError(
+                "f-string braces cannot hold a backslash, a comment, a line break or the f-string's own quotes; "
+                "assign the value to a name first",
+                token.start[0],
+            )
+        if token.type == kinds[0]:
+            quotes.append(inner.lstrip("rRfF"))

@@ -1,0 +1,84 @@
+"""The tables of the program language: its nodes, names, attributes and literal limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import Parameter, Signature
+from types import MappingProxyType
+from typing import Any
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MAX_SOURCE_CHARS = 20_000
+"""Longest text that is parsed at all; executors set a tighter limit of their own."""
+MAX_DEPTH = 40
+"""Deepest nesting of syntax nodes."""
+MAX_LOOP_DEPTH = 8
+"""Deepest nesting of `for` and `while` statements."""
+MAX_STRING_CHARS = 2_000
+"""Longest string literal."""
+MAX_INT = 10**12
+"""Largest integer literal."""
+
+
+def _signature(*required: str, **optional: Any) -> Signature:
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        Parameter(name.lstrip("*"), Parameter.VAR_POSITIONAL if name.startswith("*") else kind) for name in required
+    ]
+    after_star = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
+    for name, default in optional.items():
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY if after_star else kind, default=default))
+    return Signature(parameters)
+
+
+PRIMITIVES: Mapping[str, Signature] = MappingProxyType(
+    {
+        "bm25": _signature("query", k=10),
+        "dense": _signature("query", k=10),
+        "fuse": _signature("*lists", k=None),
+        "rerank": _signature("query", "passages", k=None),
+        "read": _signature("passage_id"),
+        "links": _signature("passage", k=10),
+        "unique": _signature("passages"),
+    }
+)
+"""Name of each primitive -> its parameters and their defaults."""
+
+BUILTINS: frozenset[str] = _words(
+    "len range enumerate zip sorted reversed min max sum any all abs round int float str bool list dict set tuple print"
+)
+"""Names of Python's builtins that a program may use."""
+
+GLOBALS: frozenset[str] = frozenset({"question"})
+"""Names that are bound to values when a program starts."""
+
+ATTRIBUTES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "str": _words(
+            "lower upper strip lstrip rstrip split rsplit splitlines join replace startswith endswith find rfind "
+            "index count title capitalize casefold isdigit isalpha isalnum isnumeric isupper islower isspace "
+            "removeprefix removesuffix partition rpartition"
+        ),
+        "list": _words("append extend insert pop remove clear index count sort reverse copy"),
+        "dict": _words("get keys values items pop setdefault update clear copy"),
+        "set": _words(
+            "add discard remove clear union intersection difference symmetric_difference update issubset "
+            "issuperset isdisjoint copy"
+        ),
+        "Passage": _words("id title text score rank"),
+    }
+)
+"""Exact type of a value -> the attributes that a program may read from it. None can be assigned to."""
+
+ALLOWED_NODES: frozenset[str] = _words(
+    "Module Assign AugAssign Expr If For While Break Continue Pass FunctionDef Return "
+    "Constant JoinedStr FormattedValue Name Attribute Subscript Slice Call keyword Starred "
+    "List Tuple Dict Set ListComp SetComp DictComp GeneratorExp comprehension Lambda arguments arg IfExp "
+    "BoolOp And Or BinOp Add Sub Mult Div FloorDiv Mod BitOr BitAnd BitXor UnaryOp Not USub UAdd "
+    "Compare Eq NotEq Lt LtE Gt GtE In NotIn Is IsNot Load Store"
+)
+"""Names of the `ast` classes of the language."""
