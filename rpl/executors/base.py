@@ -53,7 +53,8 @@ class Executor(ABC):
             jobs: Pairs of program source and question text.
 
         Returns:
-            One trace a job, in order. Where retrieval or the sandbox failed (after retries), `Trace.infra_error` is set.
+            One trace a job, in order. Where retrieval or the sandbox failed (after retries), `Trace.infra_error` is
+            set.
         """
 
     def run(self, source: str, question: str) -> Trace:

@@ -1,0 +1,282 @@
+"""Running a system over questions: batch by batch, resumable, and stopped by any infrastructure error.
+
+A file of records starts with one header line (`{"evaluation": {...}}`) that names the system, its settings and a hash
+of the questions; the records follow, one a line, in the order of the questions. A killed evaluation that is started
+again answers only what is missing; a file of another evaluation is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rpl.errors import CheckpointError, ConfigError, DataError, RetrieverError
+from rpl.evaluation.records import METRICS, EvalResult, QuestionRecord, record
+from rpl.evaluation.statistics import Estimate, McNemar, mcnemar_exact, paired_difference, ratio_of_means
+from rpl.evaluation.system import System
+from rpl.files import append_jsonl, digest, read_appended, read_jsonl
+from rpl.progress import progress_bar
+from rpl.types import Question, Rollout, from_dict, to_dict
+
+
+def evaluate(
+    system: System,
+    questions: Sequence[Question],
+    *,
+    out: Path | None = None,
+    progress: bool = True,
+    phase: str = "",
+    settings: Mapping[str, Any] | None = None,
+    batch: int = 64,
+) -> EvalResult:
+    """Answers all questions with one system and scores them.
+
+    Args:
+        system: What is measured.
+        questions: With accepted answers, and gold ids where known; ids must be unique.
+        out: File of records (JSON lines). Batches that are already in it are not answered again.
+        progress: Whether to show a bar on standard error.
+        phase: After which training phase the weights were taken.
+        settings: What identifies the run beyond the system's own settings (checkpoint, corpus, budget); JSON values.
+        batch: Questions between two writes. Batches are always cut at the same places, so that a resumed evaluation
+            gives the same numbers as an uninterrupted one.
+
+    Raises:
+        RetrieverError: Retrieval or the sandbox failed on a question, retries included. No number is made of it;
+            finished batches stay in `out`.
+        CheckpointError: `out` belongs to another evaluation.
+        DataError: There is no question, or an id stands twice.
+    """
+    _check_questions(questions)
+    if batch < 1:
+        raise ConfigError(f"batch must be at least 1, got {batch}")
+    # as the file will hold them, so that a resumed run compares like with like
+    all_settings = json.loads(json.dumps(to_dict({**system.settings, **(settings or {})}), default=str))
+    header = {
+        "name": system.name,
+        "phase": phase,
+        "questions": digest(*(part for q in questions for part in (q.id, q.question, *q.answers, "|", *q.gold_docs))),
+        "num_questions": len(questions),
+        "settings": all_settings,
+    }
+    done = _resume(out, header)
+    with progress_bar(len(questions), f"eval {system.name}", "q") if progress else nullcontext() as bar:
+        for start in range(0, len(questions), batch):
+            part = questions[start : start + batch]
+            missing = [question for question in part if question.id not in done]
+            if missing:
+                # the whole batch again, even where a torn write left some of it: sampling sees the same batch
+                fresh = _answer(system, part, finished=len(done), out=out)
+                new = [item for item in fresh if item.question_id not in done]
+                if out is not None:
+                    append_jsonl(out, [to_dict(item) for item in new])
+                done.update((item.question_id, item) for item in new)
+            if bar is not None:
+                bar.update(len(part))
+    records = tuple(done[question.id] for question in questions)
+    return EvalResult(system.name, records, phase, all_settings, out)
+
+
+def load_result(path: Path) -> EvalResult:
+    """Reads a file of records that `evaluate` wrote.
+
+    Raises:
+        DataError: The file is missing, is not a file of records, or is unfinished.
+    """
+    lines = list(read_jsonl(path))
+    if not lines or "evaluation" not in lines[0][1]:
+        raise DataError(f"{path}: not a file of evaluation records (no header in line 1)")
+    header = lines[0][1]["evaluation"]
+    records = []
+    for number, line in lines[1:]:
+        try:
+            records.append(from_dict(QuestionRecord, line))
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}:{number}: not an evaluation record: {error}") from error
+    if len(records) != header["num_questions"]:
+        raise DataError(
+            f"{path}: unfinished evaluation: {len(records)} of {header['num_questions']} questions; "
+            "run the same evaluation again to finish it"
+        )
+    return EvalResult(header["name"], tuple(records), header["phase"], header["settings"], path)
+
+
+@dataclass(frozen=True)
+class BestK:
+    """The fixed program evaluated at several k, and the k that won."""
+
+    k: int
+    results: Mapping[int, EvalResult]
+    """All of them, by k: a baseline is reported at every k, not only at the winner."""
+
+
+def best_k(
+    system_at: Callable[[int], System],
+    ks: Sequence[int],
+    questions: Sequence[Question],
+    *,
+    out: Callable[[int], Path] | None = None,
+    progress: bool = True,
+    phase: str = "",
+    settings: Mapping[str, Any] | None = None,
+    batch: int = 64,
+) -> BestK:
+    """Evaluates a fixed program at several k and picks the k with the best EM; ties go to fewer printed tokens.
+
+    Choosing k on the questions that are reported favours the baseline, never the policy; choosing it on validation
+    questions is the unbiased way. Say which was done.
+
+    Args:
+        system_at: Builds the system for one k.
+        ks: The candidates.
+        questions: As for `evaluate`.
+        out: Gives the file of records for one k.
+        progress: As for `evaluate`.
+        phase: As for `evaluate`.
+        settings: As for `evaluate`.
+        batch: As for `evaluate`.
+
+    Raises:
+        ConfigError: There is no candidate.
+    """
+    if not ks:
+        raise ConfigError("best_k needs at least one k to try, got none")
+    results = {
+        k: evaluate(
+            system_at(k),
+            questions,
+            out=out(k) if out is not None else None,
+            progress=progress,
+            phase=phase,
+            settings=settings,
+            batch=batch,
+        )
+        for k in sorted(set(ks))
+    }
+
+    def merit(k: int) -> tuple[float, float, int]:
+        records = results[k].records
+        return (-sum(r.em for r in records), sum(r.printed_tokens for r in records), k)
+
+    return BestK(min(results, key=merit), results)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two systems on the same questions."""
+
+    a: str
+    b: str
+    metric: str
+    difference: Estimate
+    """Mean of a − b with its interval; paired."""
+    ratio: Estimate | None
+    """Mean of a over mean of b; `None` where b is 0 throughout."""
+    mcnemar: McNemar | None
+    """For metrics of zeros and ones."""
+    differing: tuple[str, ...] = ()
+    """Names of settings that are not the same in both."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the entry of `results.json`."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "metric": self.metric,
+            "difference": self.difference.to_json(),
+            "ratio": None if self.ratio is None else self.ratio.to_json(),
+            "mcnemar": None if self.mcnemar is None else to_dict(self.mcnemar),
+            "differing": list(self.differing),
+        }
+
+
+def compare(result_a: EvalResult, result_b: EvalResult, metric: str = "em") -> Comparison:
+    """Compares two results question by question.
+
+    Args:
+        result_a: The system whose gain is asked for.
+        result_b: What it is compared with.
+        metric: A name in `METRICS`. Questions on which it cannot be measured (no gold) are left out on both sides.
+
+    Raises:
+        DataError: The two did not answer the same questions, or no question can be measured.
+        ConfigError: There is no such metric.
+    """
+    if metric not in METRICS:
+        raise ConfigError(f"unknown metric {metric!r}; known: {', '.join(METRICS)}")
+    a = {item.question_id: item for item in result_a.records}
+    b = {item.question_id: item for item in result_b.records}
+    if a.keys() != b.keys():
+        odd = sorted(a.keys() ^ b.keys())
+        raise DataError(
+            f"{result_a.label} and {result_b.label} cannot be compared: {len(odd)} question(s) were answered by only "
+            f"one of them, for example {odd[0]!r}"
+        )
+    value = METRICS[metric].value
+    pairs = [(x, y) for i in a if (x := value(a[i])) is not None and (y := value(b[i])) is not None]
+    if not pairs:
+        raise DataError(f"{metric} cannot be compared: no question has known gold passages")
+    left, right = [x for x, _ in pairs], [y for _, y in pairs]
+    settings_a, settings_b = result_a.settings or {}, result_b.settings or {}
+    names = dict.fromkeys((*settings_a, *settings_b))
+    return Comparison(
+        result_a.label,
+        result_b.label,
+        metric,
+        paired_difference(left, right),
+        ratio_of_means(left, right) if any(right) else None,
+        mcnemar_exact(left, right) if METRICS[metric].kind == "rate" else None,
+        tuple(name for name in names if settings_a.get(name) != settings_b.get(name)),
+    )
+
+
+def _answer(system: System, part: Sequence[Question], finished: int, out: Path | None) -> list[QuestionRecord]:
+    began = time.perf_counter()
+    rollouts = system.answer(part)
+    seconds = (time.perf_counter() - began) / len(part)
+    if [rollout.question_id for rollout in rollouts] != [question.id for question in part]:
+        raise ValueError(f"{system.name} must return one rollout a question, in order")
+    for rollout in rollouts:
+        _stop_on_infra_error(system, rollout, finished, out)
+    return [record(q, rollout, seconds) for q, rollout in zip(part, rollouts, strict=True)]
+
+
+def _stop_on_infra_error(system: System, rollout: Rollout, finished: int, out: Path | None) -> None:
+    if rollout.infra_error is None:
+        return
+    kept = f"; {finished} finished question(s) are kept in {out}, the same command goes on from there" if out else ""
+    raise RetrieverError(
+        f"evaluation of {system.name} stopped: retrieval failed on question {rollout.question_id!r}: "
+        f"{rollout.infra_error}{kept}"
+    )
+
+
+def _check_questions(questions: Sequence[Question]) -> None:
+    if not questions:
+        raise DataError("there is no question to evaluate")
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise DataError(f"question id {question.id!r} stands twice; records are paired by id")
+        seen.add(question.id)
+
+
+def _resume(out: Path | None, header: dict[str, Any]) -> dict[str, QuestionRecord]:
+    if out is None:
+        return {}
+    lines = read_appended(out)
+    if not lines:
+        append_jsonl(out, [{"evaluation": header}])
+        return {}
+    found = lines[0].get("evaluation")
+    if found != header:
+        theirs = found if isinstance(found, dict) else {}
+        wrong = [key for key in header if theirs.get(key) != header[key]]
+        detail = ", ".join(f"{key}: {theirs.get(key)!r} there, {header[key]!r} here" for key in wrong)
+        raise CheckpointError(f"{out} belongs to another evaluation ({detail}); delete it or write to another file")
+    return {item.question_id: item for item in (from_dict(QuestionRecord, line) for line in lines[1:])}

@@ -1,0 +1,26 @@
+"""The interface of everything that can be evaluated."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rpl.types import Question, Rollout
+
+
+class System(ABC):
+    """Something that answers questions."""
+
+    name: str
+    """How tables call it."""
+    settings: Mapping[str, Any]
+    """What must be equal for two evaluations of it to be comparable; JSON values."""
+
+    @abstractmethod
+    def answer(self, questions: Sequence[Question]) -> list[Rollout]:
+        """Answers questions, greedily.
+
+        Returns:
+            One rollout a question, in order. Where retrieval failed, the rollout carries the infrastructure error.
+        """

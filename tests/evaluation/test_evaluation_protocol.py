@@ -1,0 +1,195 @@
+"""Evaluation runs: scoring, resuming, stopping, comparing, choosing k."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from evaluation_fakes import FakeSystem, questions
+
+from rpl.errors import CheckpointError, ConfigError, DataError, RetrieverError
+from rpl.evaluation.evidence import evidence_scores
+from rpl.evaluation.protocol import best_k, compare, evaluate, load_result
+from rpl.evaluation.records import METRICS, EvalResult
+from rpl.evaluation.statistics import rate_interval
+
+
+def _timeless(result: EvalResult) -> list[object]:
+    return [replace(record, seconds=0.0) for record in result.records]
+
+
+def test_evidence_by_hand() -> None:
+    scores = evidence_scores(["a", "b", "b", "x"], ["a", "b", "c"])
+    assert scores is not None
+    assert scores.precision == pytest.approx(2 / 3)
+    assert scores.recall == pytest.approx(2 / 3)
+    assert scores.f1 == pytest.approx(2 / 3)
+    assert scores.all_gold == 0.0
+    assert evidence_scores([], ["a"]) == (0.0, 0.0, 0.0, 0.0)
+    assert evidence_scores(["a", "x"], ["a"]) == (0.5, 1.0, pytest.approx(2 / 3), 1.0)
+    assert evidence_scores(["a"], []) is None
+
+
+def test_records_and_metrics_by_hand() -> None:
+    result = evaluate(FakeSystem(), questions(10), progress=False)
+    first, last = result.records[0], result.records[9]
+    assert (first.em, first.recall, first.printed_ids) == (1.0, 0.0, ())
+    assert (last.em, last.recall, last.precision, last.all_gold) == (0.0, 1.0, 0.5, 1.0)
+    assert last.error_kinds == ("runtime",)
+    assert (last.turns, last.calls, last.printed_tokens, last.completion_tokens) == (2, 1, 40, 3)
+    metrics = result.metrics()
+    assert metrics["em"] == rate_interval([1, 0] * 5)
+    assert metrics["all_gold"].mean == metrics["recall"].mean == pytest.approx(0.7)
+    assert metrics["printed_nothing"].mean == pytest.approx(0.3)
+    assert metrics["program_errors"].mean == pytest.approx(0.2)
+    assert metrics["invalid"].mean == 0
+    assert metrics["printed_tokens"].low == metrics["printed_tokens"].high == 40
+    assert set(metrics) == set(METRICS)
+
+
+def test_evidence_metrics_say_no_gold() -> None:
+    mixed = [*questions(4), *(replace(q, id=f"q{10 + i}") for i, q in enumerate(questions(3, gold=False)))]
+    metrics = evaluate(FakeSystem(), mixed, progress=False).metrics()
+    assert (metrics["em"].n, metrics["recall"].n, metrics["all_gold"].n, metrics["precision"].n) == (7, 4, 4, 4)
+    none = evaluate(FakeSystem(), questions(3, gold=False), progress=False).metrics()
+    assert none["recall"].n == none["evidence_f1"].n == 0
+    assert none["recall"].to_json()["mean"] is None
+
+
+def test_rows_by_type_data_set_and_macro() -> None:
+    result = evaluate(FakeSystem(), questions(9), progress=False, phase="rl")
+    row = result.row()
+    assert row["by_type"]["two_hop"]["em"]["n"] == 3
+    assert row["by_type"]["one_hop"]["em"]["n"] == 6
+    assert row["by_dataset"]["even"]["em"]["mean"] == 1.0
+    assert row["by_dataset"]["odd"]["em"]["mean"] == 0.0
+    assert row["macro"]["em"]["mean"] == 0.5
+    assert row["metrics"]["em"]["mean"] == pytest.approx(5 / 9)
+    assert json.loads(json.dumps(row)) == row
+    single = evaluate(FakeSystem(), [replace(q, dataset="d") for q in questions(3)], progress=False)
+    assert "macro" not in single.row()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4, 5, 8, 10])
+def test_a_killed_evaluation_resumes_with_the_same_numbers(tmp_path: Path, kept: int) -> None:
+    asked = questions(10)
+    whole = evaluate(FakeSystem(), asked, out=tmp_path / "whole.jsonl", progress=False, batch=4)
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 11
+    # killed in the middle of a line after `kept` records
+    torn = lines[kept + 1][:20] if kept < 10 else ""
+    (tmp_path / "killed.jsonl").write_text("".join(lines[: kept + 1]) + torn)
+    system = FakeSystem()
+    resumed = evaluate(system, asked, out=tmp_path / "killed.jsonl", progress=False, batch=4)
+    assert _timeless(resumed) == _timeless(whole)
+    assert [batch[0] for batch in system.batches] == [
+        q for q, last in (("q0", 4), ("q4", 8), ("q8", 10)) if kept < last
+    ]
+    assert load_result(tmp_path / "killed.jsonl").records == resumed.records
+
+
+def test_batches_do_change_the_fake_so_that_resuming_is_really_tested() -> None:
+    a = evaluate(FakeSystem(), questions(10), progress=False, batch=4)
+    b = evaluate(FakeSystem(), questions(10), progress=False, batch=3)
+    assert _timeless(a) != _timeless(b)
+
+
+def test_a_failing_retriever_stops_and_keeps_finished_batches(tmp_path: Path) -> None:
+    out = tmp_path / "eval.jsonl"
+    with pytest.raises(RetrieverError, match=r"'q5': index server gone; 4 finished question.* kept"):
+        evaluate(FakeSystem(fail_on="q5"), questions(10), out=out, progress=False, batch=4)
+    with pytest.raises(DataError, match="unfinished evaluation: 4 of 10"):
+        load_result(out)
+    mended = FakeSystem()
+    evaluate(mended, questions(10), out=out, progress=False, batch=4)
+    assert mended.batches[0][0] == "q4"
+    with pytest.raises(RetrieverError, match=r"'q0': index server gone$"):
+        evaluate(FakeSystem(fail_on="q0"), questions(1), progress=False)
+
+
+def test_a_file_of_another_evaluation_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "eval.jsonl"
+    evaluate(FakeSystem(), questions(4), out=out, progress=False, settings={"checkpoint": "a", "path": Path("x")})
+    evaluate(FakeSystem(), questions(4), out=out, progress=False, settings={"checkpoint": "a", "path": Path("x")})
+    for system, asked, settings in (
+        (FakeSystem(), questions(4), {"checkpoint": "b", "path": Path("x")}),
+        (FakeSystem(settings={"k": 5}), questions(4), {"checkpoint": "a", "path": Path("x")}),
+        (FakeSystem(), questions(5), {"checkpoint": "a", "path": Path("x")}),
+        (FakeSystem(), questions(4, gold=False), {"checkpoint": "a", "path": Path("x")}),
+    ):
+        with pytest.raises(CheckpointError, match="belongs to another evaluation"):
+            evaluate(system, asked, out=out, progress=False, settings=settings)
+
+
+def test_bad_inputs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no question"):
+        evaluate(FakeSystem(), [], progress=False)
+    with pytest.raises(DataError, match="'q0' stands twice"):
+        evaluate(FakeSystem(), [*questions(1), *questions(1)], progress=False)
+    with pytest.raises(ConfigError, match="batch"):
+        evaluate(FakeSystem(), questions(1), progress=False, batch=0)
+    (tmp_path / "other.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(DataError, match="no header in line 1"):
+        load_result(tmp_path / "other.jsonl")
+
+
+def test_a_system_that_drops_a_question_is_refused() -> None:
+    class Dropping(FakeSystem):
+        def answer(self, questions):
+            return super().answer(questions)[:-1]
+
+    with pytest.raises(ValueError, match="one rollout a question"):
+        evaluate(Dropping(), questions(3), progress=False)
+
+
+def test_compare_pairs_by_id() -> None:
+    asked = questions(40)
+    a = evaluate(FakeSystem(lambda i: i % 4 != 0, name="a", settings={"k": 3, "style": "s"}), asked, progress=False)
+    b = evaluate(
+        FakeSystem(lambda i: i % 2 == 0, name="b", settings={"k": 5, "style": "s"}), asked[::-1], progress=False
+    )
+    got = compare(a, b)
+    # right: a on 30, b on 20, both on i = 2 mod 4: 10
+    assert got.difference.mean == pytest.approx(10 / 40)
+    assert got.ratio is not None
+    assert got.ratio.mean == pytest.approx(1.5)
+    assert got.mcnemar is not None
+    assert (got.mcnemar.only_a, got.mcnemar.only_b) == (20, 10)
+    assert got.differing == ("k",)
+    back = compare(b, a)
+    assert back.difference.mean == pytest.approx(-0.25)
+    assert compare(a, b, "printed_tokens").mcnemar is None
+    assert compare(a, a, "recall").difference.mean == 0
+    assert json.loads(json.dumps(got.to_json()))["mcnemar"]["only_a"] == 20
+
+
+def test_compare_refuses_other_questions_and_missing_gold() -> None:
+    a = evaluate(FakeSystem(), questions(4), progress=False)
+    b = evaluate(FakeSystem(), questions(5), progress=False)
+    with pytest.raises(DataError, match=r"1 question.* 'q4'"):
+        compare(a, b)
+    bare = evaluate(FakeSystem(), questions(4, gold=False), progress=False)
+    with pytest.raises(DataError, match="no question has known gold"):
+        compare(bare, bare, "recall")
+    with pytest.raises(ConfigError, match="unknown metric 'accuracy'; known: em"):
+        compare(a, a, "accuracy")
+    nothing = evaluate(FakeSystem(lambda _: False), questions(4), progress=False)
+    assert compare(a, nothing).ratio is None
+
+
+def test_best_k_prefers_em_then_fewer_tokens(tmp_path: Path) -> None:
+    right = {1: 3, 2: 6, 3: 6, 5: 5}
+
+    def system(k: int) -> FakeSystem:
+        return FakeSystem(lambda i: i < right[k], name=f"fixed bm25 k={k}", tokens=10 * k, settings={"k": k})
+
+    got = best_k(system, [5, 3, 2, 1], questions(8), out=lambda k: tmp_path / f"k{k}.jsonl", progress=False)
+    assert got.k == 2
+    assert list(got.results) == [1, 2, 3, 5]
+    assert all((tmp_path / f"k{k}.jsonl").exists() for k in right)
+    right[3] = 7
+    assert best_k(system, [1, 2, 3], questions(8), progress=False).k == 3
+    with pytest.raises(ConfigError, match="at least one k"):
+        best_k(system, [], questions(8), progress=False)

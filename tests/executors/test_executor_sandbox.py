@@ -1,0 +1,386 @@
+"""The sandbox as a whole: one property a test, most of them hostile."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+
+import pytest
+
+from rpl.errors import ConfigError, ExecutorError
+from rpl.executors import pool as pool_module
+from rpl.executors.pool import Worker
+from rpl.executors.sandbox import RestrictedExecutor
+from rpl.types import Trace, to_dict
+
+SEED_PROGRAM = "for p in bm25(question, k=1):\n    print(p)"
+# Independent deep structures whose comparison takes exponential time in C, where no guard can count.
+HANGS_IN_C = """
+a = [0]
+b = [0]
+for i in range(30):
+    a = [a, a]
+    b = [b, b]
+print(a == b)
+"""
+EATS_MEMORY = "a = []\nfor i in range(15000):\n    a.append('x' * 900000 + str(i))"
+
+
+def without_times(trace: Trace) -> Trace:
+    calls = tuple(dataclasses.replace(call, seconds=0.0, cached=False) for call in trace.calls)
+    return dataclasses.replace(trace, calls=calls, seconds=0.0)
+
+
+def test_prints_passages_and_records_the_call(shared):
+    trace = shared.run(SEED_PROGRAM, "who?")
+    assert trace.observation == "[p0] Title 0: Text of passage 0."
+    assert trace.printed_ids == ("p0",)
+    assert trace.error is None
+    assert trace.infra_error is None
+    (call,) = trace.calls
+    assert (call.name, call.args, call.result_ids, call.line) == ("bm25", {"query": "who?", "k": 1}, ("p0",), 1)
+
+
+def test_traces_are_json_ready(shared):
+    import json
+
+    trace = shared.run("print(fuse(bm25('a', k=2), bm25('b', k=3), k=2))", "q")
+    assert json.loads(json.dumps(to_dict(trace))) == to_dict(trace)
+
+
+def test_equal_programs_give_equal_traces(make_executor):
+    source = (
+        "s = {p.id for p in bm25(question, k=30)} | {'x', 'y'}\nfor i in s:\n    print(i, s)\nprint(bm25('z', k=3))"
+    )
+    first, second = make_executor(), make_executor()
+    traces = [without_times(e.run(source, "q")) for e in (first, first, second)]
+    assert traces[0] == traces[1] == traces[2]
+    assert traces[0] != without_times(first.run(source + "\nprint(1)", "q"))
+
+
+def test_a_program_that_hangs_in_c_is_killed_promptly(make_executor):
+    executor = make_executor(wall_s=0.5)
+    executor.run("x = 1", "q")
+    started = time.monotonic()
+    trace = executor.run(HANGS_IN_C, "q")
+    assert 0.5 <= time.monotonic() - started < 2.5
+    assert trace.error.kind == "timeout"
+    assert trace.infra_error is None
+    assert trace.observation == "Error: the program ran longer than 0.5 s and was stopped"
+
+
+def test_what_was_printed_before_a_call_survives_the_kill(make_executor):
+    trace = make_executor(wall_s=1.0).run("print('early')\nbm25('a', k=1)\nprint('late')\n" + HANGS_IN_C, "q")
+    assert trace.observation.splitlines()[0] == "early"
+    assert "late" not in trace.observation
+    assert len(trace.calls) == 1
+
+
+def test_the_worker_recovers_after_a_kill(make_executor):
+    executor = make_executor(wall_s=0.5)
+    executor.run(HANGS_IN_C, "q")
+    assert executor.run(SEED_PROGRAM, "q").printed_ids == ("p0",)
+
+
+def test_memory_is_capped(make_executor):
+    trace = make_executor(memory_mb=64).run(EATS_MEMORY, "q")
+    assert trace.error.kind == "budget_memory"
+    assert trace.error.line == 3
+
+
+def test_the_memory_limit_is_what_capped_it(make_executor):
+    source = EATS_MEMORY.replace("15000", "100")
+    assert make_executor(memory_mb=256).run(source, "q").error is None
+    assert make_executor(memory_mb=64).run(source, "q").error.kind == "budget_memory"
+
+
+def test_the_worker_recovers_after_its_memory_ran_out(make_executor):
+    executor = make_executor(memory_mb=64)
+    executor.run(EATS_MEMORY, "q")
+    assert executor.run(SEED_PROGRAM, "q").error is None
+
+
+def test_an_endless_loop_runs_out_of_fuel(shared):
+    trace = shared.run("while True:\n    pass", "q")
+    assert (trace.error.kind, trace.error.line, trace.fuel) == ("budget_fuel", 1, 20_000)
+
+
+def test_an_output_flood_is_bounded(shared):
+    trace = shared.run("while True:\n    print('x' * 1000)", "q")
+    assert trace.error.kind == "budget_printed"
+    assert trace.printed_tokens <= 512
+
+
+def test_an_observation_stays_within_its_tokens(make_executor):
+    trace = make_executor(printed_tokens=30).run("print(bm25(question, k=20))", "q")
+    assert trace.printed_tokens <= 30
+    assert trace.printed_ids == ("p0", "p1")
+    assert trace.omitted == 18
+    assert trace.observation.endswith("\n(18 more did not fit)")
+
+
+def test_tokens_are_counted_with_the_connected_tokenizer(make_executor):
+    executor = make_executor(printed_tokens=40)
+    executor.connect(len)  # one token a character
+    trace = executor.run(SEED_PROGRAM + "\nprint('0123456789')", "q")
+    assert trace.printed_tokens == len(trace.observation) <= 40
+    assert trace.omitted == 2
+
+
+def test_the_call_budget_has_its_own_error(make_executor):
+    trace = make_executor(calls=3).run("for i in range(9):\n    bm25(str(i), k=1)", "q")
+    assert (trace.error.kind, trace.error.line, len(trace.calls)) == ("budget_calls", 2, 3)
+
+
+def test_local_primitives_count_as_calls(make_executor):
+    trace = make_executor(calls=3).run("a = bm25('x', k=1)\nfor i in range(9):\n    a = unique(a)", "q")
+    assert trace.error.kind == "budget_calls"
+    assert [call.name for call in trace.calls] == ["bm25", "unique", "unique"]
+
+
+def test_the_passage_budget_has_its_own_error(make_executor):
+    trace = make_executor(passages=10).run("for i in range(9):\n    bm25(str(i), k=4)", "q")
+    assert (trace.error.kind, len(trace.calls)) == ("budget_passages", 3)
+
+
+def test_the_source_budget_has_its_own_error(make_executor):
+    trace = make_executor(source_chars=20).run("x = 1 # " + "x" * 20, "q")
+    assert trace.error.kind == "budget_source"
+    assert make_executor(source_chars=40).run("x = 1 # " + "x" * 20, "q").error is None
+
+
+def test_each_program_starts_clean(shared):
+    assert shared.run("x = 1\ndef f():\n    return 1\nprint(x)", "q").observation == "1"
+    for name in ("x", "f"):
+        trace = shared.run(f"print({name})", "q")
+        assert trace.error.message == f"NameError: name '{name}' is not defined"
+
+
+def test_error_lines_are_those_of_the_text_as_written(shared):
+    trace = shared.run("# a comment\n\nx = (1,\n     2)\n\nprint(x[7])", "q")
+    assert trace.observation == "Error on line 6: IndexError: tuple index out of range"
+
+
+def test_what_was_printed_before_an_error_is_seen(shared):
+    trace = shared.run("print(bm25('a', k=1))\nprint(1 / 0)", "q")
+    assert trace.printed_ids == ("p0",)
+    assert trace.observation.splitlines()[-1] == "Error on line 2: ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("print(", "syntax"),
+        ("break", "syntax"),
+        ("\0", "syntax"),
+        ("x = '\ud800'", "syntax"),
+        ("", "syntax"),
+        ("x = " + "(" * 300 + ")" * 300, "syntax"),
+        ("x = " + "-" * 3000 + "1", "syntax"),
+        ("import os", "forbidden"),
+        ("bm25('a').__class__", "forbidden"),
+    ],
+)
+def test_bad_text_is_data(shared, source, kind):
+    assert shared.run(source, "q").error.kind == kind
+
+
+def test_primitive_errors_name_what_is_allowed(shared):
+    trace = shared.run("x = 1\nbm25('a', k=1000)", "q")
+    assert trace.error.kind == "primitive"
+    assert trace.observation == "Error on line 2: bm25: k must be a whole number from 1 to 100, got 1000"
+
+
+def test_the_librarys_refusals_reach_the_program(shared):
+    trace = shared.run("x = 1\ndense('a')", "q")
+    assert (trace.error.kind, trace.error.line) == ("primitive", 2)
+    assert trace.error.message == "dense is not available in this library"
+    assert trace.calls[0].result_ids == ()
+
+
+def test_a_transient_fault_is_retried(make_executor, library):
+    library.faults = 2
+    trace = make_executor(infra_retries=2).run(SEED_PROGRAM, "q")
+    assert trace.infra_error is None
+    assert trace.printed_ids == ("p0",)
+    assert len(library.calls) == 3
+
+
+def test_a_lasting_fault_voids_the_run(make_executor, library):
+    library.faults = 3
+    executor = make_executor(infra_retries=2)
+    trace = executor.run("print('hello')\n" + SEED_PROGRAM, "q")
+    assert trace.infra_error == "retrieval failed: index is gone"
+    assert trace.error is None
+    assert trace.observation == ""
+    assert executor.run(SEED_PROGRAM, "q").infra_error is None
+
+
+def test_a_hanging_primitive_voids_the_run_in_time(make_executor, library):
+    library.hang_s = 3.0
+    executor = make_executor(wall_s=0.5)
+    started = time.monotonic()
+    trace = executor.run(SEED_PROGRAM, "q")
+    assert time.monotonic() - started < 2.0
+    assert trace.infra_error.startswith("retrieval failed: bm25 gave no answer for 0.")
+    library.hang_s = 0.0
+    assert executor.run(SEED_PROGRAM, "q").error is None
+
+
+def test_many_slow_calls_are_the_programs_timeout(make_executor, library):
+    library.hang_s = 0.2
+    trace = make_executor(wall_s=1.0).run("for i in range(20):\n    bm25(str(i), k=1)", "q")
+    assert trace.infra_error is None
+    assert trace.error.kind == "timeout"
+
+
+def test_a_bug_in_the_library_is_not_hidden(make_executor, library):
+    library.call = lambda name, args: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        make_executor().run(SEED_PROGRAM, "q")
+
+
+def test_a_worker_that_cannot_start_voids_the_run(make_executor, monkeypatch):
+    monkeypatch.setattr(pool_module, "_MAIN", "raise SystemExit('no such module')")
+    trace = make_executor().run(SEED_PROGRAM, "q")
+    assert "did not get ready: no such module" in trace.infra_error
+    assert trace.error is None
+
+
+def test_a_worker_that_was_killed_from_outside_is_no_fault_of_the_program(make_executor, library):
+    executor = make_executor()
+    executor.run("x = 1", "q")
+    (worker,) = executor._pool._idle
+    killed = []
+
+    def kill_once(name, args):
+        if not killed:
+            killed.append(os.kill(worker.process.pid, signal.SIGKILL))
+        return type(library).call(library, name, args)
+
+    library.call = kill_once
+    trace = executor.run(SEED_PROGRAM, "q")
+    assert killed
+    assert (trace.error, trace.printed_ids) == (None, ("p0",))
+
+
+def test_a_program_that_always_ends_its_worker_is_at_fault(make_executor, library):
+    executor = make_executor()
+
+    def kill_always(name, args):
+        for process in made:
+            process.kill()
+        return type(library).call(library, name, args)
+
+    made = []
+    take = executor._pool._take
+    executor._pool._take = lambda: made.append((worker := take()).process) or worker
+    library.call = kill_always
+    trace = executor.run(SEED_PROGRAM, "q")
+    assert trace.error.kind == "worker_died"
+    assert trace.error.message == "the program brought its worker down: it ended (SIGKILL)"
+    assert len(made) == 2
+
+
+def test_a_dead_idle_worker_is_replaced(make_executor):
+    executor = make_executor()
+    executor.run("x = 1", "q")
+    os.kill(executor._pool._idle[0].process.pid, signal.SIGKILL)
+    executor._pool._idle[0].process.wait()
+    assert executor.run(SEED_PROGRAM, "q").error is None
+
+
+def test_workers_are_reused_and_recycled(make_executor):
+    executor = make_executor()
+    executor._pool._recycle_after = 3
+    pids = []
+    for _ in range(4):
+        executor.run("x = 1", "q")
+        pids += [worker.process.pid for worker in executor._pool._idle]
+    assert len(pids) == 3  # after the third program there was no idle worker
+    assert pids[0] == pids[1] != pids[2]
+
+
+def test_jobs_run_side_by_side_and_keep_their_order(make_executor, library):
+    library.hang_s = 0.4
+    executor = make_executor(workers=2)
+    executor.run_many([("x = 1", "q")] * 2)
+    started = time.monotonic()
+    traces = executor.run_many([(f"bm25('a', k=1)\nprint(question, {i})", f"q{i}") for i in range(4)])
+    assert 0.8 <= time.monotonic() - started < 1.55  # 1.6 one by one
+    assert [trace.observation for trace in traces] == [f"q{i} {i}" for i in range(4)]
+
+
+def test_one_bad_job_does_not_disturb_the_others(make_executor):
+    executor = make_executor(workers=2, wall_s=1.0)
+    jobs = [(SEED_PROGRAM, "a"), (HANGS_IN_C, "b"), ("1 / 0", "c"), (SEED_PROGRAM, "d")]
+    traces = executor.run_many(jobs)
+    kinds = [trace.error.kind if trace.error else None for trace in traces]
+    assert kinds == [None, "timeout", "runtime", None]
+    assert [trace.source for trace in traces] == [source for source, _ in jobs]
+
+
+def test_no_jobs_are_no_traces(make_executor):
+    assert make_executor().run_many([]) == []
+
+
+def test_close_stops_the_workers_and_the_executor_can_go_on(make_executor):
+    executor = make_executor()
+    executor.run("x = 1", "q")
+    (worker,) = executor._pool._idle
+    executor.close()
+    assert worker.process.returncode is not None
+    assert executor.run(SEED_PROGRAM, "q").error is None
+
+
+def test_a_dropped_executor_leaves_no_process(library):
+    executor = RestrictedExecutor(workers=1)
+    executor.attach(library)
+    executor.run("x = 1", "q")
+    (worker,) = executor._pool._idle
+    del executor
+    assert worker.process.returncode is not None
+
+
+def test_a_job_holds_the_program_and_the_question_only(make_executor, monkeypatch):
+    sent = []
+    send = Worker.send
+    monkeypatch.setattr(
+        Worker, "send", lambda self, message, deadline: (sent.append(message), send(self, message, deadline))[1]
+    )
+    make_executor().run(SEED_PROGRAM, "who?")
+    (job,) = [message for message in sent if message["type"] == "job"]
+    assert job == {"type": "job", "source": SEED_PROGRAM, "question": "who?"}
+    assert {message["type"] for message in sent} == {"start", "job", "reply"}
+
+
+def test_without_a_library_there_is_a_clear_error():
+    with pytest.raises(ExecutorError, match="attach"):
+        RestrictedExecutor().run("x = 1", "q")
+
+
+@pytest.mark.parametrize("arguments", [{"workers": 0}, {"infra_retries": -1}])
+def test_bad_settings_are_refused(arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        RestrictedExecutor(**arguments)
+
+
+def test_every_primitive_works_through_the_pipes(shared):
+    source = """
+a = bm25(question, k=3)
+b = rerank(question, a)
+c = fuse(a, b, k=2)
+d = links(a[0], k=2)
+e = read('p9')
+f = unique(a + d + [e])
+g = rerank(question, [])
+print([p.id for p in b], [p.id for p in c], len(d), e.id, len(f), g)
+"""
+    trace = shared.run(source, "q")
+    assert trace.error is None, trace.error
+    assert trace.observation == "['p2', 'p1', 'p0'] ['p0', 'p2'] 2 p9 4 []"
+    assert [c.name for c in trace.calls] == ["bm25", "rerank", "fuse", "links", "read", "unique", "rerank"]
+    assert [c.line for c in trace.calls] == [2, 3, 4, 5, 6, 7, 8]
+    assert trace.fetched_ids == ("p0", "p1", "p2", "p9")
