@@ -10,6 +10,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from rpl.errors import MissingDependencyError
@@ -104,6 +105,7 @@ def number(value: int) -> str:
     return f"{value:,}"
 
 
+@cache
 def load_facts() -> Facts:
     """Reads, cleans and selects the facts.
 

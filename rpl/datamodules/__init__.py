@@ -1,1 +1,1 @@
-"""LightningDataModules for questions and repairs, data readers, and the embedded Atlas data set."""
+"""LightningDataModules for questions and repairs, data readers and deterministic loaders."""

@@ -1,0 +1,107 @@
+"""Supervised examples from repairs, and the checks that keep held-out questions out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rpl.datamodules.readers import QuestionSplits
+from rpl.errors import DataError
+from rpl.files import read_jsonl
+from rpl.types import Repair, from_dict
+
+VERIFIED = ("repaired", "already_verified")
+"""Verdicts of repairs whose program was executed and printed the gold evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class SFTExample:
+    """What the policy should have written, and what the environment answered."""
+
+    question: str
+    question_id: str
+    steps: tuple[tuple[str, str], ...]
+    """Pairs of program and observation, in order."""
+    answer: str
+    """The first accepted answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRepair:
+    """A repair and the place it was read from, for messages."""
+
+    where: str
+    repair: Repair
+
+
+def read_repairs(paths: Iterable[Path]) -> list[LocatedRepair]:
+    """Reads repairs files, one record a line.
+
+    Raises:
+        DataError: A file is missing, or a line is not a repair; the message names file, line and field.
+    """
+    found: list[LocatedRepair] = []
+    for path in paths:
+        for number, record in read_jsonl(path):
+            where = f"{path}:{number}"
+            try:
+                found.append(LocatedRepair(where, from_dict(Repair, record)))
+            except KeyError as error:
+                raise DataError(f"{where}: not a repair: field {error} is missing") from error
+            except (TypeError, AttributeError) as error:
+                raise DataError(f"{where}: not a repair: {error}") from error
+    return found
+
+
+def build_examples(
+    repairs: Sequence[LocatedRepair], splits: QuestionSplits, max_per_question: int | None
+) -> list[SFTExample]:
+    """Turns verified repairs into examples; what was not verified is left out.
+
+    Args:
+        repairs: As read.
+        splits: Where each question belongs.
+        max_per_question: Most examples a question, those with the fewest edits first; `None` keeps all. A program is
+            never kept twice for one question.
+
+    Returns:
+        Examples in the order of the training questions, whatever the order of the files.
+
+    Raises:
+        DataError: A repair belongs to a validation or test question or to none at all, or a verified one has no
+            program or no clean trace.
+    """
+    held_out = {q.id: name for name, part in (("val", splits.val), ("test", splits.test)) for q in part}
+    known = {q.id for q in splits.train}
+    by_question: dict[str, list[Repair]] = {}
+    for located in repairs:
+        repair, where = located.repair, located.where
+        # Also repairs that failed are refused: the file was harvested on questions it must not have seen.
+        if repair.question_id in held_out:
+            split = held_out[repair.question_id]
+            raise DataError(f"{where}: question {repair.question_id!r} is in split {split}: it must not be trained on")
+        if repair.question_id not in known:
+            raise DataError(f"{where}: question {repair.question_id!r} is not in data.questions")
+        if repair.verdict in VERIFIED:
+            _check(repair, where)
+            by_question.setdefault(repair.question_id, []).append(repair)
+    examples: list[SFTExample] = []
+    for question in splits.train:
+        ranked = sorted(by_question.get(question.id, ()), key=lambda r: (r.edit_distance, r.child or "", r.seed))
+        unique = list({repair.child: repair for repair in reversed(ranked)}.values())[::-1]
+        for repair in unique[:max_per_question]:
+            assert repair.child is not None  # _check has refused repairs without a program or a trace
+            assert repair.trace is not None
+            steps = ((repair.child, repair.trace.observation),)
+            examples.append(SFTExample(question.question, question.id, steps, question.answers[0]))
+    return examples
+
+
+def _check(repair: Repair, where: str) -> None:
+    if repair.child is None:
+        raise DataError(f"{where}: field 'child' is null, but the verdict is {repair.verdict!r}")
+    if repair.trace is None:
+        raise DataError(f"{where}: field 'trace' is null, but the verdict is {repair.verdict!r}")
+    if repair.trace.error is not None or repair.trace.infra_error is not None:
+        raise DataError(f"{where}: the trace has an error, but the verdict is {repair.verdict!r}")

@@ -1,0 +1,88 @@
+"""Verified repairs as supervised data: the policy learns to write the program that would have worked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from rpl.datamodules.base import RPLDataModule
+from rpl.datamodules.examples import SFTExample, build_examples, read_repairs
+from rpl.errors import ConfigError, DataError
+
+
+class RepairedDataModule(RPLDataModule):
+    """Yields lists of `SFTExample` for training; validates and tests on questions.
+
+    Args:
+        repairs: One or more files of repairs, as `rpl harvest` writes them. Those that were not verified are left out;
+            those of validation or test questions are refused.
+        questions: `atlas`, `atlas-mini`, or the questions files that the repairs come from.
+        max_per_question: Most examples a question, those with the fewest edits first; `None` keeps all.
+        val_questions: Files whose rows are all for validation, if they are apart.
+        test_questions: Files whose rows are all for testing, if they are apart.
+        test_split: `val` tests on the val (dev) rows; validation questions are then carved from train.
+        val_fraction: Share of train that is carved out for validation where there are no val rows; must be what the
+            repairs were harvested with.
+        batch_size: Examples a step and process.
+        eval_batch_size: Validation or test questions a batch and process.
+        num_train: Use the examples of the first so many training questions; `None` uses all.
+        num_val: Use the first so many validation questions.
+        num_test: Use the first so many test questions.
+        seed: Names the order of the examples.
+    """
+
+    def __init__(
+        self,
+        repairs: str | list[str],
+        questions: str | list[str] = "atlas",
+        max_per_question: int | None = 1,
+        val_questions: str | list[str] | None = None,
+        test_questions: str | list[str] | None = None,
+        test_split: Literal["test", "val"] = "test",
+        val_fraction: float = 0.1,
+        batch_size: int = 8,
+        eval_batch_size: int = 16,
+        num_train: int | None = None,
+        num_val: int | None = None,
+        num_test: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            questions=questions,
+            val_questions=val_questions,
+            test_questions=test_questions,
+            test_split=test_split,
+            val_fraction=val_fraction,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_train=num_train,
+            num_val=num_val,
+            num_test=num_test,
+            seed=seed,
+        )
+        if max_per_question is not None and max_per_question < 1:
+            raise ConfigError(f"data.max_per_question must be at least 1, got {max_per_question}")
+        self.repairs = [repairs] if isinstance(repairs, str) else list(repairs)
+        self.max_per_question = max_per_question
+        self._examples: list[SFTExample] | None = None
+
+    def train_items(self) -> list[SFTExample]:
+        """Returns the examples, in the order of the training questions.
+
+        Raises:
+            DataError: A repairs file is wrong, holds repairs of held-out questions, or holds no verified repair.
+        """
+        if self._examples is None:
+            repairs = read_repairs(Path(path).expanduser() for path in self.repairs)
+            examples = build_examples(repairs, self.splits, self.max_per_question)
+            used = {question.id for question in self.train_questions_used}
+            self._examples = [example for example in examples if example.question_id in used]
+        if not self._examples:
+            raise DataError(f"data.repairs ({', '.join(self.repairs)}) has no verified repair of a training question")
+        return self._examples
+
+    def setup(self, stage: str) -> None:
+        """Reads and checks the files; the repairs only where training is about to start."""
+        super().setup(stage)
+        if stage == "fit":
+            self.train_items()

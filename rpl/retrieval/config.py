@@ -1,0 +1,81 @@
+"""The settings of a library, as they stand in YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rpl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LibraryConfig:
+    """What a program can search, and how."""
+
+    corpus: str = "atlas"
+    """`atlas`, `atlas-mini`, a corpus file (`.jsonl` or `.jsonl.gz`) or an index folder made by `rpl index`."""
+    index_dir: str | None = None
+    """Where the index of a corpus file is kept; `None` keeps it in the cache folder, keyed by content and settings."""
+    bm25: Literal["bm25s", "memory", "lucene"] = "bm25s"
+    """Backend of keyword search: bm25s (default), an exact slow reference in memory, or Lucene through pyserini."""
+    bm25_k1: float = 0.9
+    """Term-frequency saturation, at least 0 (0.9 as in Pyserini)."""
+    bm25_b: float = 0.4
+    """Length normalisation, in [0, 1] (0.4 as in Pyserini)."""
+    stemmer: str = "english"
+    """Snowball stemmer of keyword search, or `none`."""
+    stop_words: bool = True
+    """Whether keyword search ignores Lucene's 33 English stop words."""
+    dense: bool = False
+    """Whether `dense` is offered; needs the encoder, and embeddings are computed once when the index is built."""
+    encoder: str = "all-MiniLM-L6-v2"
+    """Sentence encoder: a local folder, a hub name, or `hash` (no meaning, for tests)."""
+    query_prefix: str | None = None
+    """Text put before queries; `None` takes what the model's own settings or the table of known encoders say."""
+    passage_prefix: str | None = None
+    """Text put before passages; `None` as for `query_prefix`."""
+    embedding_dtype: Literal["float32", "float16"] = "float32"
+    """Number format of stored and searched embeddings; float16 halves disk and memory."""
+    encoder_batch_size: int | None = None
+    """Texts encoded at once; `None` means 16 on a CPU and 128 on a GPU."""
+    encoder_precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of encoder and cross-encoder; bfloat16 is about 1.5 times as fast on CPUs with AVX512-BF16 and moves
+    similarities by about 1e-4."""
+    device: str = "auto"
+    """Where encoder and cross-encoder run: `auto`, `cpu`, `cuda`, `cuda:1`, …"""
+    reranker: str | None = None
+    """`late-interaction` (token-level, with the encoder), a cross-encoder (local folder or hub name) or `none`.
+    `None` means late interaction where `dense` is on, and no reranker otherwise."""
+    rerank_cache_mb: int = 256
+    """Memory for token embeddings of passages that late interaction has seen, in MiB."""
+    cache_size: int = 50_000
+    """Results kept for repeated calls; 0 turns the cache off."""
+
+    def __post_init__(self) -> None:
+        if not self.corpus:
+            raise ConfigError("library.corpus is empty; give atlas, atlas-mini, a .jsonl file or an index folder")
+        _one_of("bm25", self.bm25, ("bm25s", "memory", "lucene"))
+        _one_of("embedding_dtype", self.embedding_dtype, ("float32", "float16"))
+        if not self.bm25_k1 >= 0:
+            raise ConfigError(f"library.bm25_k1 must be at least 0, got {self.bm25_k1}")
+        if not 0 <= self.bm25_b <= 1:
+            raise ConfigError(f"library.bm25_b must be in [0, 1], got {self.bm25_b}")
+        if not self.encoder:
+            raise ConfigError("library.encoder is empty; give a local folder, a hub name or `hash`")
+        _one_of("encoder_precision", self.encoder_precision, ("float32", "bfloat16"))
+        for name, least in (("encoder_batch_size", 1), ("rerank_cache_mb", 0), ("cache_size", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"library.{name} must be at least {least}, got {getattr(self, name)}")
+
+    @property
+    def reranker_kind(self) -> str:
+        """`none`, `late-interaction`, or the name of a cross-encoder."""
+        if self.reranker is None:
+            return "late-interaction" if self.dense else "none"
+        return self.reranker
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"library.{key} must be one of {', '.join(allowed)}, got {value!r}")

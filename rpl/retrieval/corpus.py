@@ -1,0 +1,179 @@
+"""The passages of a library, in memory, and the reader of corpus files.
+
+A corpus file holds one JSON object a line, either `{"id", "title", "text"}` or the pyserini form `{"id", "contents"}`
+in which `contents` is the quoted title, a line break and the text. Files may be gzipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rpl.errors import DataError
+from rpl.files import read_jsonl
+from rpl.types import Passage
+
+REBUILD = "delete the index folder and build it again"
+"""What to do about an index that is damaged or does not fit; ends messages."""
+
+
+def contents(title: str, text: str) -> str:
+    """Returns the text that is indexed and encoded for a passage: quoted title, line break, text.
+
+    The form is the one E5 and Search-R1 use (`contents` of their corpus); keyword search ignores the quotes. The
+    title is indexed as part of the passage, without extra weight.
+    """
+    return f'"{title}"\n{text}' if title else text
+
+
+class Corpus:
+    """An ordered, immutable collection of passages with unique ids.
+
+    Args:
+        ids: Unique, non-empty ids.
+        titles: One a passage; may be empty strings.
+        texts: One a passage; not empty.
+
+    Raises:
+        DataError: The lengths differ, an id repeats, or there is no passage.
+    """
+
+    def __init__(self, ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> None:
+        if not len(ids) == len(titles) == len(texts):
+            raise DataError(f"corpus: {len(ids)} ids, {len(titles)} titles and {len(texts)} texts do not fit together")
+        if not ids:
+            raise DataError("corpus: there are no passages")
+        self.ids = list(ids)
+        self.titles = list(titles)
+        self.texts = list(texts)
+        self._positions = {id_: position for position, id_ in enumerate(self.ids)}
+        if len(self._positions) != len(self.ids):
+            repeated = next(i for position, i in enumerate(self.ids) if self._positions[i] != position)
+            raise DataError(f"corpus: id {repeated!r} is used by more than one passage")
+        self.fingerprint = _fingerprint(self.ids, self.titles, self.texts)
+        """Hash of all ids, titles and texts in order; independent of the form of the file they came from."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __contains__(self, id_: object) -> bool:
+        return id_ in self._positions
+
+    def __iter__(self) -> Iterator[Passage]:
+        return (self.passage(position) for position in range(len(self)))
+
+    def get(self, id_: str) -> Passage:
+        """Returns a passage by its id.
+
+        Raises:
+            KeyError: There is no such passage.
+        """
+        return self.passage(self._positions[id_])
+
+    def position(self, id_: str) -> int:
+        """Returns the place of an id in corpus order, from 0.
+
+        Raises:
+            KeyError: There is no such passage.
+        """
+        return self._positions[id_]
+
+    def passage(self, position: int, score: float = 0.0, rank: int = 0) -> Passage:
+        """Returns the passage at a place in corpus order, with a score and a rank."""
+        return Passage(self.ids[position], self.titles[position], self.texts[position], score, rank)
+
+    def contents(self, position: int) -> str:
+        """Returns what is indexed for the passage at a place in corpus order."""
+        return contents(self.titles[position], self.texts[position])
+
+
+def read_corpus(path: str | Path) -> Corpus:
+    """Reads a corpus file (`.jsonl` or `.jsonl.gz`), in either form, and checks every line.
+
+    Raises:
+        DataError: The file is missing or damaged, or a line is wrong; the message names file, line and field.
+    """
+    path = Path(path)
+    ids: list[str] = []
+    titles: list[str] = []
+    texts: list[str] = []
+    lines: dict[str, int] = {}
+    try:
+        for number, record in read_jsonl(path):
+            where = f"{path}:{number}"
+            id_ = text_field(record, "id", where)
+            if id_ in lines:
+                raise DataError(f"{where}: id {id_!r} was already used in line {lines[id_]}; ids must be unique")
+            lines[id_] = number
+            title, text = _title_and_text(record, where)
+            ids.append(id_)
+            titles.append(title)
+            texts.append(text)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    if not ids:
+        raise DataError(f"{path}: there are no passages in this file")
+    return Corpus(ids, titles, texts)
+
+
+def text_field(record: dict[str, Any], field: str, where: str, allow_empty: bool = False) -> str:
+    """Returns a field of a record that must be a text.
+
+    Args:
+        record: One line of a data file.
+        field: Its key.
+        where: File and line, for the message.
+        allow_empty: Whether a missing (or null) or blank value is allowed; a missing one is the empty string.
+
+    Raises:
+        DataError: The field is missing, blank or of another type.
+    """
+    value = record.get(field)
+    if value is None and allow_empty:
+        return ""
+    if value is None:
+        raise DataError(
+            f"{where}: field {field!r} is missing; this line has {', '.join(map(repr, record)) or 'no keys'}"
+        )
+    if not isinstance(value, str):
+        raise DataError(f"{where}: field {field!r} must be a string, got {type(value).__name__} {value!r}")
+    if not allow_empty and not value.strip():
+        raise DataError(f"{where}: field {field!r} is empty")
+    if not is_encodable(value):
+        raise DataError(f"{where}: field {field!r} holds a lone surrogate, which is not valid Unicode text")
+    return value
+
+
+def is_encodable(text: str) -> bool:
+    """Tells whether a text can be written as UTF-8, which tokenizers and files need."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _title_and_text(record: dict[str, Any], where: str) -> tuple[str, str]:
+    if "contents" not in record or "text" in record:
+        return text_field(record, "title", where, allow_empty=True), text_field(record, "text", where)
+    head, separator, text = text_field(record, "contents", where).partition("\n")
+    if not separator:
+        return "", head
+    if not text.strip():
+        raise DataError(f"{where}: field 'contents' has a title line but no text after it")
+    head = head.strip()
+    if len(head) >= 2 and head.startswith('"') and head.endswith('"'):
+        head = head[1:-1]
+    return head, text
+
+
+def _fingerprint(*columns: Sequence[str]) -> str:
+    state = hashlib.sha256()
+    for row in zip(*columns, strict=True):
+        for value in row:
+            data = value.encode("utf-8")
+            state.update(len(data).to_bytes(8, "big"))
+            state.update(data)
+    return state.hexdigest()[:16]

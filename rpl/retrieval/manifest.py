@@ -1,0 +1,146 @@
+"""The manifest of an index folder: what was indexed, how, with which packages, and which files belong to it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rpl.errors import ConfigError, DataError
+from rpl.files import write_json
+from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.corpus import REBUILD
+from rpl.retrieval.tokens import TOKENIZER_VERSION
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Goes up when an older index folder can no longer be read."""
+
+_KEYWORD = ("bm25", "bm25_k1", "bm25_b", "stemmer", "stop_words")
+_DENSE = ("encoder", "passage_prefix", "embedding_dtype")
+_PACKAGES = ("rpl", "bm25s", "PyStemmer", "numpy", "faiss-cpu", "sentence-transformers", "pyserini")
+_HASHED_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `manifest.json` says."""
+
+    format: int
+    tokenizer: int
+    corpus_fingerprint: str
+    corpus_file: str
+    passages: int
+    settings: dict[str, Any]
+    """The settings that decided what is in the index, by their names in `LibraryConfig`."""
+    encoder_fingerprint: str | None
+    """`None` where the index holds no embeddings."""
+    dim: int | None
+    built_with: dict[str, str]
+    """Versions of the packages that built it."""
+    files: dict[str, dict[str, Any]]
+    """Size and, for files up to 64 MiB, SHA-256 of each file, by its path in the folder."""
+
+
+def index_settings(config: LibraryConfig) -> dict[str, Any]:
+    """Returns the settings that decide what is in an index."""
+    names = _KEYWORD + (_DENSE if config.dense else ())
+    return {name: getattr(config, name) for name in names}
+
+
+def reconcile(config: LibraryConfig, manifest: Manifest, folder: Path) -> LibraryConfig:
+    """Returns the settings to open an existing index with.
+
+    A setting that still has its default follows the index; one that was changed must agree with it. The encoder is
+    compared by its files when it is loaded, so it may have moved.
+
+    Raises:
+        ConfigError: A setting disagrees with the index.
+    """
+    if config.dense and manifest.encoder_fingerprint is None:
+        raise ConfigError(
+            f"library.dense is true but the index {folder} holds no embeddings; build it with dense: true"
+        )
+    defaults = {f.name: f.default for f in fields(LibraryConfig)}
+    adopted: dict[str, Any] = {}
+    for name, built in manifest.settings.items():
+        wanted = getattr(config, name)
+        if wanted == built or (name == "encoder" and wanted != defaults[name]):
+            continue
+        if name in _DENSE and not config.dense:
+            continue
+        if wanted != defaults[name]:
+            raise ConfigError(
+                f"library.{name} is {wanted!r} but the index {folder} was built with {built!r}; "
+                "change the setting or build another index"
+            )
+        adopted[name] = built
+    return replace(config, **adopted)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes `manifest.json` with the sizes and hashes of all files that are in the folder now."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = {path.relative_to(folder).as_posix(): _describe(path) for path in paths}
+    write_json(folder / MANIFEST, asdict(replace(manifest, files=files)))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads `manifest.json` and checks that every file it names is there and whole.
+
+    Raises:
+        DataError: The folder is no index, of another format, made by another tokeniser, or damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{folder}: not an index folder (no {MANIFEST}); make one with `rpl index`") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); {REBUILD}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else None
+        raise DataError(f"{path}: index format {found!r}, this version reads {FORMAT}; {REBUILD}")
+    try:
+        manifest = Manifest(**data)
+    except TypeError as error:
+        raise DataError(f"{path}: damaged ({error}); {REBUILD}") from error
+    if manifest.tokenizer != TOKENIZER_VERSION:
+        raise DataError(f"{path}: made by tokeniser {manifest.tokenizer}, now {TOKENIZER_VERSION}; {REBUILD}")
+    for name, expected in manifest.files.items():
+        _check_file(folder / name, expected)
+    return manifest
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the versions of the installed packages that take part in building an index."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    return {"bytes": size, "sha256": _sha256(path) if size <= _HASHED_BYTES else None}
+
+
+def _check_file(path: Path, expected: dict[str, Any]) -> None:
+    if not path.is_file():
+        raise DataError(f"{path}: missing from the index; {REBUILD}")
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        raise DataError(f"{path}: {size} bytes instead of {expected['bytes']}; {REBUILD}")
+    if expected["sha256"] is not None and _sha256(path) != expected["sha256"]:
+        raise DataError(f"{path}: its content has changed since the index was built; {REBUILD}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,110 @@
+"""From a `LibraryConfig` to a `Library`: finds the corpus, builds or loads its index, chooses the reranker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rpl.errors import ConfigError
+from rpl.files import cache_dir, digest
+from rpl.retrieval.base import Reranker
+from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.corpus import Corpus, read_corpus
+from rpl.retrieval.encoders import Encoder
+from rpl.retrieval.index_files import LoadedIndex, Say, ensure_index, is_index_folder, load_encoder, load_index
+from rpl.retrieval.library import Library
+from rpl.retrieval.manifest import FORMAT, index_settings, package_versions
+from rpl.retrieval.tokens import TOKENIZER_VERSION
+
+
+def open_from_config(config: LibraryConfig, progress: Say | None = None) -> Library:
+    """Opens a library; see `rpl.retrieval.library.open_library`."""
+    source = resolve_corpus(config.corpus)
+    if source.is_dir():
+        if config.index_dir is not None:
+            raise ConfigError("library.index_dir must be left out where library.corpus is an index folder")
+        loaded = load_index(source, config)
+    else:
+        corpus = read_corpus(source)
+        encoder = load_encoder(config) if config.dense else None
+        if config.index_dir is None:
+            folder = cache_dir() / "indexes" / _key(corpus, config, encoder)
+            ensure_index(corpus, folder, config, encoder, progress)
+        else:
+            folder = Path(config.index_dir).expanduser()
+            if not is_index_folder(folder):
+                ensure_index(corpus, folder, config, encoder, progress)
+        loaded = load_index(folder, config, corpus, encoder)
+    return _assemble(loaded)
+
+
+def resolve_corpus(name: str) -> Path:
+    """Returns the corpus file or index folder that `library.corpus` means.
+
+    Raises:
+        ConfigError: It is neither an embedded corpus, nor a corpus file, nor an index folder.
+    """
+    if name in ("atlas", "atlas-mini"):
+        from rpl import atlas
+
+        return atlas.materialise("atlas" if name == "atlas" else "atlas-mini") / "corpus.jsonl"
+    path = Path(name).expanduser()
+    if path.is_file() or (path.is_dir() and is_index_folder(path)):
+        return path
+    what = "is a folder without an index" if path.is_dir() else "does not exist"
+    raise ConfigError(
+        f"library.corpus: {name!r} {what}; give atlas, atlas-mini, a .jsonl or .jsonl.gz file, or a folder made by "
+        "`rpl index`"
+    )
+
+
+def _key(corpus: Corpus, config: LibraryConfig, encoder: Encoder | None) -> str:
+    # A new minor version of bm25s may change its files, so it gets an index of its own.
+    builder = ".".join(package_versions().get("bm25s", "").split(".")[:2])
+    settings = json.dumps(index_settings(config), sort_keys=True)
+    return digest(
+        corpus.fingerprint,
+        settings,
+        encoder.fingerprint if encoder else "",
+        builder,
+        str(FORMAT),
+        str(TOKENIZER_VERSION),
+    )
+
+
+def _assemble(loaded: LoadedIndex) -> Library:
+    config, encoder = loaded.config, loaded.encoder
+    kind = config.reranker_kind
+    if kind == "late-interaction" and encoder is None:
+        encoder = load_encoder(config)
+    settings = {
+        **index_settings(config),
+        "encoder_files": encoder.fingerprint if encoder else None,
+        "query_prefix": config.query_prefix,
+        "encoder_precision": config.encoder_precision,
+        "dense": config.dense,
+        "reranker": kind,
+    }
+    return Library(
+        loaded.corpus,
+        loaded.bm25,
+        loaded.dense,
+        _reranker(kind, config, encoder),
+        settings=json.dumps(settings, sort_keys=True),
+        cache_size=config.cache_size,
+    )
+
+
+def _reranker(kind: str, config: LibraryConfig, encoder: Encoder | None) -> Reranker | None:
+    if kind == "none":
+        return None
+    if kind == "late-interaction":
+        from rpl.retrieval.rerank import LateInteractionReranker
+
+        assert encoder is not None
+        return LateInteractionReranker(encoder, config.rerank_cache_mb)
+    from rpl.retrieval.hub import resolve_model_folder
+    from rpl.retrieval.rerank import CrossEncoderReranker
+
+    folder = resolve_model_folder(kind, "library.reranker")
+    return CrossEncoderReranker(folder, kind, config.device, config.encoder_batch_size, config.encoder_precision)
