@@ -22,6 +22,7 @@ def _words(text: str) -> frozenset[str]:
 MAX_QUERIES = 48
 MAX_CONSTANTS = 16
 MAX_WORDS = 8
+MAX_HEADS = 4
 MAX_DONOR_CHARS = 100
 
 _PER_PASSAGE = 4
@@ -38,6 +39,7 @@ _STOP_WORDS = _QUESTION_WORDS | _words(
     "down would should will shall may might must also only just lies lie located called named known used following "
     "me one ones whether while because us"
 )
+_HEAD = re.compile(r"([A-Z][^\W\d_]+(?: [^\W\d_]+)? (?:of|in|by)) [A-Z]")
 _WORD = re.compile(r"[^\W_](?:[\w.&’'-]*[^\W_])?")
 _QUOTED = re.compile(r"\"([^\"]{2,})\"|“([^”]{2,})”|«([^»]{2,})»|(?<!\w)'([^']{2,})'(?!\w)|‘([^’]{2,})’")
 
@@ -52,6 +54,10 @@ class Donors:
     """Texts for filters such as `'Togo' in p.text`."""
     words: tuple[str, ...] = ()
     """Content words of the question, for follow-up queries such as `p.title + ' currency'`."""
+    names: tuple[str, ...] = ()
+    """Names in the question."""
+    heads: tuple[str, ...] = ()
+    """What titles of retrieved passages begin with before a name, such as `Borders of`."""
     siblings: tuple[Program, ...] = ()
     """Other programs for the same question, parts of which may be crossed in."""
 
@@ -79,13 +85,28 @@ def collect_donors(question: str, retrieved: Sequence[Passage] = (), siblings: S
     literals = [literal for sibling in siblings for literal in string_literals(sibling.tree)]
     of_phrases = [phrase for phrase in phrases if any(span in phrase and span != phrase for span in spans)]
     combined = [f"{span} {word}" for word in words[:4] for span in spans[:3]]
-    queries = [*spans, *of_phrases, *combined[:6], *literals[:12], *titles, *combined[6:], *phrases, *texts]
+    heads = title_heads(passage.title for passage in retrieved)[:MAX_HEADS]
+    analogues = [f"{head} {span}" for head in heads for span in spans[:3]]
+    located = [f"in {span}" for span in spans[:3]]
+    queries = [*spans, *of_phrases, *analogues, *combined[:6], *literals[:12], *titles, *combined[6:], *phrases, *texts]
     return Donors(
         queries=_distinct(queries, MAX_QUERIES),
-        constants=_distinct([*spans, *words, *titles, *texts], MAX_CONSTANTS),
+        constants=_distinct([*located, *spans, *words, *titles, *texts], MAX_CONSTANTS),
         words=_distinct(words, MAX_WORDS),
+        heads=tuple(heads),
+        names=_distinct(spans, MAX_WORDS),
         siblings=tuple(dict.fromkeys(siblings)),
     )
+
+
+def title_heads(titles: Iterable[str]) -> list[str]:
+    """Returns what titles begin with before a name, so that the page of another name can be asked for.
+
+    >>> title_heads(["Borders of Chad", "Mali", "History of the Jews"])
+    ['Borders of']
+    """
+    matches = (_HEAD.match(title) for title in titles)
+    return list(dict.fromkeys(match.group(1) for match in matches if match is not None))
 
 
 def capitalised_spans(text: str) -> list[str]:

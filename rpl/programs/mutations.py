@@ -10,7 +10,7 @@ from types import MappingProxyType
 from rpl.errors import ConfigError, ProgramError
 from rpl.programs.donors import Donors
 from rpl.programs.grammar import Program, parse
-from rpl.programs.operators import loops, queries, structure
+from rpl.programs.operators import composed, loops, queries, structure
 from rpl.programs.operators.sites import Edit, called, unbound_names
 from rpl.programs.printing import unparse
 
@@ -22,6 +22,9 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         "query_edit": queries.query_edit,
         "bridge": loops.bridge,
         "union": loops.union,
+        "spread": composed.spread,
+        "path": composed.path,
+        "sift": composed.sift,
         "change_k": queries.change_k,
         "print_passage": loops.print_passage,
         "crossover": structure.crossover,

@@ -16,6 +16,8 @@ DONORS = Donors(
     queries=("Chad", "Lyon"),
     constants=("Togo",),
     words=("currency",),
+    names=("Chad", "Mali"),
+    heads=("Borders of",),
     siblings=(parse("hits = bm25('Niger', k=3)\nfor h in hits: print(h)"), parse("print(dense('Mali')[0])")),
 )
 
@@ -62,6 +64,29 @@ BEFORE_AFTER = [
     ),
     ("bridge", "print(bm25('a')[0])", "print(bm25('a')[0])\nfor p in links(bm25('a')[0], k=1):\n    print(p)"),
     ("bridge", "print(bm25('a'))", "print(bm25('a'))\nfor p in links(bm25('a')[0], k=3):\n    print(p)"),
+    (
+        "spread",
+        "for p in bm25('a', k=1):\n    print(p)",
+        "for q in ['Chad', 'Mali']:\n    for p in bm25(q + ' currency', k=1):\n        print(p)",
+    ),
+    (
+        "spread",
+        "for p in bm25('a', k=1):\n    print(p)",
+        "for q in ['Chad', 'Mali']:\n    for p in bm25('Borders of ' + q, k=1):\n        print(p)",
+    ),
+    (
+        "path",
+        "for p in bm25('a', k=1):\n    print(p)",
+        (
+            "for p in bm25('a', k=1):\n    print(p)\n    for q in links(p):\n"
+            "        for r in bm25('Borders of ' + q.title, k=1):\n            print(r)"
+        ),
+    ),
+    (
+        "sift",
+        "for p in bm25('a', k=1):\n    print(p)",
+        "for p in bm25('a', k=10):\n    if 'Togo' in p.text:\n        print(p)",
+    ),
     ("union", "print(bm25('a'))", "print(bm25('a'))\nprint(bm25('Lyon'))"),
     ("print_passage", "for p in bm25('a'):\n    x = p.text", "for p in bm25('a'):\n    print(p)\n    x = p.text"),
     ("print_passage", "for p in bm25('a'):\n    print(p.title)", "for p in bm25('a'):\n    print(p)"),
@@ -103,6 +128,9 @@ UNCHANGED = [
     ("query_edit", "x = len('a')"),
     ("bridge", "for i in range(3):\n    print(i)"),
     ("union", "x = bm25('a')"),
+    ("spread", "print(bm25('a'))"),
+    ("path", "for i in range(3):\n    print(i)"),
+    ("sift", "for p in links(x):\n    print(p)"),
     ("change_k", "x = fuse(a, b)"),
     ("remove_rerank", "x = bm25('a')"),
     ("delete", "print(1)"),
@@ -159,7 +187,7 @@ REACHABLE = {
         ("Borders of Chad",),
         (),
     ),
-    "for p in bm25('city Togo', k=10):\n    if 'Togo' in p.text:\n        print(p)": (3, ("city Togo",), ("Togo",)),
+    "for p in bm25('city Togo', k=10):\n    if 'Togo' in p.text:\n        print(p)": (2, ("city Togo",), ("Togo",)),
     "for p in bm25('Lyon', k=1):\n    print(p)\n    for q in links(p, k=1):\n        print(q)\n"
     "        for r in links(q, k=1): print(r)": (3, ("Lyon",), ()),
 }

@@ -40,7 +40,7 @@ _SLICES = (1, 2, 3, 5)
 def bridge(program: Program, donors: Donors) -> Iterator[Edit]:
     """Follows each passage of a loop to the next: along its links, or by a search that starts from its title."""
     new = fresh_name(program.tree)
-    steps = ["links({p}, k=1)", "links({p}, k=3)", "links({p})"]
+    steps = ["links({p})", "links({p}, k=1)", "links({p}, k=3)"]
     steps += [f"bm25({{p}}.title + {' ' + word!r}, k=1)" for word in donors.words[:_FOLLOW_UP_WORDS]]
     steps += ["bm25({p}.title, k=3)"]
     loops = sites(program.tree, passage_loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -185,11 +186,12 @@ def contains(node: ast.AST, names: Iterable[str]) -> bool:
     return any(called(inner) in wanted for inner in ast.walk(node))
 
 
-def fresh_name(tree: ast.AST) -> str:
-    """Returns a short name that the program does not bind or read."""
+def fresh_name(tree: ast.AST, number: int = 0) -> str:
+    """Returns a short name that the program does not bind or read; `number` asks for the second (1), third, … one."""
     taken = bound_names(tree) | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     numbered = (f"p{i}" for i in range(1, 1000))
-    return next(name for name in (*_FRESH_NAMES, *numbered) if name not in taken)
+    free = (name for name in (*_FRESH_NAMES, *numbered) if name not in taken)
+    return next(itertools.islice(free, number, None))
 
 
 def unbound_names(tree: ast.Module) -> set[str]:

@@ -1,0 +1,158 @@
+"""`rpl doctor`: says what works on this machine, by trying it, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import json as json_module
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any, Literal
+
+from rpl.commands.parsing import call
+from rpl.errors import RPLError
+
+Status = Literal["ok", "missing", "broken"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis."""
+
+    layer: str
+    status: Status
+    detail: str
+    advice: str = ""
+
+
+def doctor(json: bool = False) -> list[Finding]:
+    """Tries every layer on this machine and says which work and what to do about the others.
+
+    Args:
+        json: Print the findings as JSON.
+    """
+    findings = [_attempt(layer, check) for layer, check in CHECKS]
+    if json:
+        sys.stdout.write(json_module.dumps([asdict(f) for f in findings], indent=2) + "\n")
+    else:
+        width = max(len(f.layer) for f in findings)
+        for f in findings:
+            sys.stdout.write(f"{f.layer:<{width}}  {f.status:<8}{f.detail}\n")
+            if f.advice:
+                sys.stdout.write(f"{'':<{width}}  -> {f.advice}\n")
+    return findings
+
+
+def _attempt(layer: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except RPLError as error:
+        return Finding(layer, "broken", f"{type(error).__name__}: {error}")
+    except Exception as error:  # a diagnosis must go on to the next layer, and says what it met
+        return Finding(layer, "broken", f"unexpected {type(error).__name__}: {error}")
+
+
+def _python() -> Finding:
+    ok = sys.version_info >= (3, 11)
+    return Finding("python", "ok" if ok else "broken", platform.python_version(), "" if ok else "install Python 3.11+")
+
+
+def _torch() -> Finding:
+    import torch
+
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Finding(
+        "torch", "ok", f"{torch.__version__}, {', '.join(devices) or f'CPU, {torch.get_num_threads()} threads'}"
+    )
+
+
+def _sandbox() -> Finding:
+    from rpl.executors.base import ExecutionLimits
+    from rpl.executors.environment import Environment, EnvironmentConfig
+    from rpl.retrieval.library import LibraryConfig
+
+    config = EnvironmentConfig(LibraryConfig(corpus="atlas-mini", dense=False), ExecutionLimits(wall_s=2.0), workers=1)
+    with Environment(config) as env:
+        trace = env.executor.run("for p in bm25(question, k=1):\n    print(p)\n", "capital")
+        if trace.error is not None or trace.infra_error is not None:
+            return Finding("sandbox", "broken", f"{trace.error or trace.infra_error}")
+        hostile = env.executor.run("while True:\n    pass\n", "capital")
+    if hostile.error is None:
+        return Finding("sandbox", "broken", "an endless loop was not stopped")
+    return Finding("sandbox", "ok", f"ran a program in {trace.seconds * 1000:.0f} ms, stopped an endless loop")
+
+
+def _bm25() -> Finding:
+    return _library("bm25", dense=False)
+
+
+def _dense() -> Finding:
+    return _library("dense", dense=True)
+
+
+def _library(layer: str, dense: bool) -> Finding:
+    from rpl.retrieval.health import check
+    from rpl.retrieval.library import LibraryConfig, open_library
+
+    library = open_library(LibraryConfig(corpus="atlas-mini", dense=dense))
+    try:
+        bad = [r for r in check(library) if not r.ok]
+    finally:
+        library.close()
+    if bad:
+        return Finding(layer, "broken", "; ".join(f"{r.name}: {r.detail}" for r in bad))
+    return Finding(layer, "ok", "built an index of atlas-mini and answered the canary queries")
+
+
+def _sampler() -> Finding:
+    from rpl.rollouts.hf_sampler import HFSampler
+    from rpl.rollouts.models import load_policy
+    from rpl.rollouts.sampler import SamplingParams
+
+    model, tokenizer = load_policy("tiny")
+    sampler = HFSampler()
+    sampler.connect(model, tokenizer)
+    with sampler.open([[1, 2, 3]], seeds=[0]) as session:
+        completion = session.sample([0], SamplingParams(max_new_tokens=4))[0]
+    return Finding("sampler hf", "ok", f"drew {len(completion.token_ids)} tokens from a tiny model")
+
+
+def _package(layer: str, package: str, advice: str) -> Callable[[], Finding]:
+    def check() -> Finding:
+        if importlib.util.find_spec(package) is None:
+            return Finding(layer, "missing", f"{package} is not installed (optional)", advice)
+        return Finding(layer, "ok", f"{package} {version(package)}")
+
+    return check
+
+
+def _java() -> Finding:
+    java = shutil.which("java")
+    if java is None:
+        return Finding("java", "missing", "no java on PATH (only pyserini needs it)", "install a JDK 21")
+    out = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=20)
+    first = (out.stderr or out.stdout).splitlines()[0] if (out.stderr or out.stdout) else "no version"
+    ok = '"21' in first
+    return Finding("java", "ok" if ok else "missing", first, "" if ok else "pyserini needs a JDK 21; nothing else does")
+
+
+CHECKS: list[tuple[str, Callable[[], Finding]]] = [
+    ("python", _python),
+    ("torch", _torch),
+    ("sandbox", _sandbox),
+    ("bm25", _bm25),
+    ("dense", _dense),
+    ("sampler hf", _sampler),
+    ("sampler vllm", _package("sampler vllm", "vllm", "pip install 'rpl[vllm]' on a machine with a GPU")),
+    ("lucene", _package("lucene", "pyserini", "pip install 'rpl[lucene]'; bm25s serves keyword search meanwhile")),
+    ("java", _java),
+]
+
+
+def run(args: Sequence[str]) -> Any:
+    """Parses and executes `rpl doctor`."""
+    return call("doctor", doctor, args)

@@ -1,0 +1,371 @@
+"""What all modules share: the policy (built, warm-started, sharded, exported), its environment, and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from rpl.errors import ConfigError, RetrieverError, RPLError
+from rpl.executors.base import Executor
+from rpl.executors.environment import Environment, EnvironmentConfig
+from rpl.modules.batching import MicroBatch
+from rpl.modules.replica import Replica
+from rpl.modules.schedules import lr_factor
+from rpl.modules.scores import RolloutScores
+from rpl.modules.scoring import check_scorable, score_tokens
+from rpl.modules.sharding import full_model, gathered, is_sharded, shard
+from rpl.modules.timing import TimedExecutor
+from rpl.rollouts.health import InfraGuard
+from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
+from rpl.rollouts.models import export_policy, load_policy
+from rpl.rollouts.renderer import Renderer
+from rpl.rollouts.sampler import Sampler
+from rpl.rollouts.seeds import derive_seed
+from rpl.types import Question, Rollout, to_dict
+
+PRECISIONS = ("32-true", "bf16-mixed")
+"""Weights and optimizer state are always float32: in bfloat16, updates of these sizes would round to nothing."""
+
+
+class PolicyModule(LightningModule, ABC):
+    """A policy that writes retrieval programs, with everything needed to run and evaluate it.
+
+    Validation and test batches are lists of `Question`; each is answered greedily and scored as `val/em`, `val/f1`,
+    `val/evidence_recall` and so on (see `RolloutScores`), over all ranks, without padding. `predict` returns the
+    rollouts as dictionaries.
+
+    Args:
+        policy: The language model: a folder, a hub name, `smollm2-135m` or `tiny`.
+        init_from: Folder of a trained policy to start from, such as one that SFT exported. This is a warm start: step
+            counters and optimizer start afresh. To go on with an interrupted run use `--ckpt_path` instead.
+        prompt_style: `compact` (about thirty tokens, for small models) or `documented` (the language in full).
+        thinking: Whether the policy may write plain text before a program or an answer.
+        environment: Corpus, search backends, budgets and sandbox workers.
+        rollout: Turns, tokens and temperature of rollouts. Evaluation is the same at temperature 0.
+        eval_max_turns: Most completions in an evaluation rollout; `None` takes `rollout.max_turns`.
+        eval_max_new_tokens: Most tokens of one completion in evaluation; `None` takes `rollout.max_new_tokens`.
+        sampler: What draws completions; `None` is the built-in sampler on the trained model itself.
+        optimizer: Makes the optimizer from the parameters. When a run is resumed, the checkpoint's learning rate wins.
+        lr_schedule: `constant`, `linear` or `cosine`; the falling ones end at `trainer.max_steps`.
+        warmup_steps: Updates over which the learning rate climbs.
+        gradient_clip: Largest global gradient norm; 0 turns clipping off. (The Trainer's own option cannot be used.)
+        tokens_per_micro_batch: Padded tokens in one forward and backward pass. Changes memory and speed, not results.
+        logprob_chunk_tokens: Tokens whose logits over the vocabulary exist at the same time.
+        activation_checkpointing: Compute activations again in the backward pass: slower, much less memory.
+        max_void_rate: Largest share of rollouts that may fail for reasons of infrastructure before the run stops.
+        seed: Names the sampling noise.
+    """
+
+    def __init__(
+        self,
+        policy: str = "smollm2-135m",
+        init_from: str | None = None,
+        prompt_style: Literal["compact", "documented"] = "compact",
+        thinking: bool = True,
+        environment: EnvironmentConfig = EnvironmentConfig(),
+        rollout: RolloutConfig = RolloutConfig(),
+        eval_max_turns: int | None = None,
+        eval_max_new_tokens: int | None = None,
+        sampler: Sampler | None = None,
+        optimizer: OptimizerCallable = lambda params: torch.optim.AdamW(
+            params, lr=1e-5, weight_decay=0.0, fused=True
+        ),  # constants only, or the saved config cannot name it
+        lr_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        warmup_steps: int = 0,
+        gradient_clip: float = 1.0,
+        tokens_per_micro_batch: int = 4096,
+        logprob_chunk_tokens: int = 1024,
+        activation_checkpointing: bool = False,
+        max_void_rate: float = 0.005,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for key, value, least in (
+            ("warmup_steps", warmup_steps, 0),
+            ("gradient_clip", gradient_clip, 0),
+            ("tokens_per_micro_batch", tokens_per_micro_batch, 1),
+            ("logprob_chunk_tokens", logprob_chunk_tokens, 1),
+        ):
+            if not value >= least:
+                raise ConfigError(f"model.{key} must be at least {least}, got {value}")
+        self.automatic_optimization = False
+        self.policy, self.init_from = policy, init_from
+        self.prompt_style, self.thinking = prompt_style, thinking
+        self.environment = Environment(environment)
+        self.rollout = rollout
+        self.eval_rollout = dataclasses.replace(
+            rollout,
+            temperature=0.0,
+            max_turns=eval_max_turns or rollout.max_turns,
+            max_new_tokens=eval_max_new_tokens or rollout.max_new_tokens,
+        )
+        self.sampler = sampler
+        self.make_optimizer = optimizer
+        self.lr_schedule, self.warmup_steps, self.gradient_clip = lr_schedule, warmup_steps, gradient_clip
+        self.tokens_per_micro_batch, self.logprob_chunk_tokens = tokens_per_micro_batch, logprob_chunk_tokens
+        self.activation_checkpointing = activation_checkpointing
+        self.seed = seed
+
+        self.model: Any = None
+        self.tokenizer: Any = None
+        self.renderer: Renderer
+        self.iteration = 0
+        """Iterations (training steps) that were completed, over all resumes."""
+        self.last_rollouts: list[Rollout] = []
+        """Rollouts of the latest training iteration or evaluation batch on this rank, void ones included."""
+        self.scores = RolloutScores()
+        self._guard, self._eval_guard = InfraGuard(max_void_rate), InfraGuard(max_void_rate)
+        self._replica: Replica | None = None
+        self._given_executor: Executor | None = None
+
+    @abstractmethod
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Runs one iteration."""
+
+    # -- building ------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Loads the policy in float32 and shards it where the strategy brings a device mesh."""
+        if self.model is not None:
+            return
+        self.model, self.tokenizer = self.load_frozen()
+        self.model.requires_grad_(True).train()
+        self.renderer = Renderer(self.tokenizer, self.prompt_style, self.thinking)
+        self.environment.connect(self.renderer.count_tokens)
+        if self.activation_checkpointing:
+            # transformers renamed the method in 5.2x; both recompute without re-entrant autograd.
+            new = getattr(self.model, "activation_checkpointing_enable", None)
+            (new or self.model.gradient_checkpointing_enable)()
+        self.shard(self.model)
+
+    def load_frozen(self) -> tuple[Any, Any]:
+        """Loads the start model and its tokenizer, unsharded and without gradients."""
+        model, tokenizer = load_policy(self.init_from or self.policy, "float32")
+        check_scorable(model)
+        return model.requires_grad_(False), tokenizer
+
+    def shard(self, model: Any) -> None:
+        """Shards a model as the strategy asks for; does nothing under other strategies."""
+        if self.device_mesh is not None:
+            shard(model, self.device_mesh, torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None)
+
+    def setup(self, stage: str) -> None:
+        """Checks the settings that only the Trainer knows.
+
+        Raises:
+            ConfigError: The precision is not supported.
+        """
+        if self.trainer.precision not in PRECISIONS:
+            raise ConfigError(f"trainer.precision must be one of {', '.join(PRECISIONS)}; got {self.trainer.precision}")
+
+    def teardown(self, stage: str) -> None:
+        """Stops the sandbox workers and frees the working copy."""
+        self._replica = None
+        self.environment.close()
+
+    def configure_optimizers(self) -> Any:
+        """Returns the optimizer and the schedule, which advances once an update."""
+        optimizer = self.make_optimizer(self.trainable)
+        total = self.trainer.max_steps if self.trainer.max_steps > 0 else None
+        lr_factor(self.warmup_steps, self.lr_schedule, self.warmup_steps, total)  # fails now, not after the warm-up
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: lr_factor(step, self.lr_schedule, self.warmup_steps, total)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that are trained."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the counters, as plain numbers."""
+        checkpoint["rpl"] = {"iteration": self.iteration, "seen": self._guard.seen, "void": self._guard.void}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the counters."""
+        counters = checkpoint["rpl"]
+        self.iteration = counters["iteration"]
+        self._guard.seen, self._guard.void = counters["seen"], counters["void"]
+
+    def export_policy(self, path: Path) -> None:
+        """Writes the policy as a Hugging Face folder; all ranks take part, rank 0 writes."""
+        model = full_model(self.model)
+        if model is not None and self.global_rank == 0:
+            export_policy(model, self.tokenizer, Path(path))
+        if self.world_size > 1:
+            self.trainer.strategy.barrier()
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    @property
+    def executor(self) -> Executor:
+        """What runs programs: that of the environment, or one that was set in its place."""
+        return self._given_executor or self.environment.executor
+
+    @executor.setter
+    def executor(self, executor: Executor) -> None:
+        self._given_executor = executor
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return 1 if self._trainer is None else self.trainer.world_size
+
+    @property
+    def working_model(self) -> Any:
+        """The model to compute with: the policy itself, or its bfloat16 copy.
+
+        Under `bf16-mixed` on one device the copy takes the place of autocast. Call `refresh_working_model` after the
+        weights changed.
+        """
+        if self._trainer is None or self.trainer.precision != "bf16-mixed" or self.world_size > 1:
+            return self.model
+        if is_sharded(self.model):
+            return self.model
+        if self._replica is None:
+            self._replica = Replica(self.model, torch.bfloat16)
+        return self._replica.model
+
+    def refresh_working_model(self) -> None:
+        """Takes over changed weights into the working copy, if there is one."""
+        if self._replica is not None:
+            self._replica.refresh()
+
+    def token_logprobs(
+        self, batch: MicroBatch, temperature: float = 1.0, entropy: Literal["none", "detached", "grad"] = "none"
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the trained tokens of a micro-batch; see `score_tokens`."""
+        model = self.working_model
+        # The working copy and sharded models have a precision of their own; only plain DDP needs autocast.
+        own_precision = model is not self.model or is_sharded(model)
+        enabled = not own_precision and torch.is_autocast_enabled(self.device.type)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled):
+            return score_tokens(
+                model, batch, temperature=temperature, entropy=entropy, chunk_tokens=self.logprob_chunk_tokens
+            )
+
+    def roll_out(
+        self, requests: Sequence[RolloutRequest], config: RolloutConfig, guard: InfraGuard
+    ) -> tuple[list[Rollout], list[Rollout], dict[str, float]]:
+        """Makes rollouts with the current weights. Collective; ranks may bring different numbers of requests.
+
+        Args:
+            requests: What to roll out; may be empty.
+            config: Budgets and temperature.
+            guard: Counts void rollouts.
+
+        Returns:
+            All rollouts in order, those of them that are not void, and the seconds of `generate_s` and `execute_s`.
+
+        Raises:
+            RPLError: Infrastructure failed, here or on another rank: all ranks raise, so that none waits for one
+                that is gone.
+        """
+        self.refresh_working_model()
+        executor = TimedExecutor(self.executor)
+        executor.connect(self.renderer.count_tokens)
+        sampler = self._connected_sampler()
+        start, failure = time.perf_counter(), None
+        rollouts: list[Rollout] = []
+        valid: list[Rollout] = []
+        with gathered(self.model):
+            try:
+                rollouts = run_rollouts(
+                    requests, renderer=self.renderer, sampler=sampler, executor=executor, config=config
+                )
+                valid = guard.check(rollouts)
+            except RPLError as error:
+                failure = error
+        if self.reduce_max(float(failure is not None)):
+            raise failure or RetrieverError("retrieval failed on another rank; see its message")
+        elapsed = time.perf_counter() - start
+        self.last_rollouts = rollouts
+        return rollouts, valid, {"generate_s": elapsed - executor.seconds, "execute_s": executor.seconds}
+
+    def _connected_sampler(self) -> Sampler:
+        model = self.working_model
+        if self.sampler is None:
+            from rpl.rollouts.hf_sampler import HFSampler
+
+            mixed = self._trainer is not None and self.trainer.precision == "bf16-mixed"
+            self.sampler = HFSampler(dtype="bfloat16" if mixed else "float32")
+        self.sampler.connect(model, self.tokenizer)
+        return self.sampler
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
+    def answer(self, questions: Sequence[Question]) -> list[Rollout]:
+        """Answers questions greedily; one rollout a question, in order. Collective, like `roll_out`."""
+        requests = [
+            RolloutRequest(q, f"eval/{i}/{q.id}", 0, derive_seed(self.seed, "eval", q.id))
+            for i, q in enumerate(questions)
+        ]
+        return self.roll_out(requests, self.eval_rollout, self._eval_guard)[0]
+
+    def validation_step(self, batch: list[Question], batch_idx: int) -> None:
+        """Answers and scores a list of questions, which may be empty."""
+        self.scores.update(self.answer(batch), batch)
+
+    def test_step(self, batch: list[Question], batch_idx: int) -> None:
+        """As `validation_step`."""
+        self.scores.update(self.answer(batch), batch)
+
+    def predict_step(self, batch: list[Question], batch_idx: int) -> list[dict[str, Any]]:
+        """Answers a list of questions and returns the rollouts as JSON-ready dictionaries.
+
+        `from_dict(Rollout, value)` turns one back. (Lightning moves predictions about and refuses frozen records.)
+        """
+        return [to_dict(rollout) for rollout in self.answer(batch)]
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs `val/…`."""
+        self._log_scores("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs `test/…`."""
+        self._log_scores("test")
+
+    def _log_scores(self, stage: str) -> None:
+        for name, value in self.scores.compute().items():
+            self.log(f"{stage}/{name}", value, prog_bar=name == "em", sync_dist=self.world_size > 1)
+        self.scores.reset()
+
+    # -- ranks ---------------------------------------------------------------------------------------------------
+
+    def reduce_sums(self, values: dict[str, float]) -> dict[str, float]:
+        """Adds up numbers over all ranks; every rank must bring the same names."""
+        if self.world_size == 1:
+            return values
+        packed = torch.tensor([values[name] for name in sorted(values)], dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(packed)
+        return dict(zip(sorted(values), packed.tolist(), strict=True))
+
+    def reduce_max(self, value: float) -> float:
+        """The largest of a number over all ranks."""
+        if self.world_size == 1:
+            return value
+        packed = torch.tensor(value, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(packed, torch.distributed.ReduceOp.MAX)
+        return float(packed)
+
+    def gather_lists(self, values: list[float]) -> list[float]:
+        """Concatenates the lists of all ranks, in rank order."""
+        if self.world_size == 1:
+            return values
+        parts: list[list[float]] = [[] for _ in range(self.world_size)]
+        torch.distributed.all_gather_object(parts, values)
+        return [value for part in parts for value in part]
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Leaves batches as they are: lists of records, which become tensors in the steps."""
+        return batch

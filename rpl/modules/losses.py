@@ -1,0 +1,265 @@
+"""Log-probabilities, the clipped surrogate, KL estimators and cross-entropy. Pure functions on flat tokens.
+
+Everything is a *sum over trained tokens*, so that micro-batches add up to the same number however they are cut; the
+normaliser (tokens or sequences of the whole optimizer batch, over all ranks) comes from outside. An empty batch gives
+a zero that still has a graph, so that every rank can enter the same collectives.
+
+Shapes: N is the number of trained tokens of a micro-batch, H the hidden size, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from rpl.errors import ConfigError
+
+Aggregation = Literal["token", "sequence", "constant"]
+KLEstimator = Literal["k1", "k2", "k3"]
+KLGradient = Literal["plain", "ratio"]
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to this magnitude before `exp`, so that one token cannot overflow."""
+
+
+def gather_trained(hidden: Tensor, loss_mask: Tensor) -> Tensor:
+    """Picks the hidden states that *predict* the trained tokens.
+
+    Args:
+        hidden: `(B, T, H)` last hidden states.
+        loss_mask: `(B, T)` bool, True where a token is trained on. The first column is never trained: nothing
+            predicts it.
+
+    Returns:
+        `(N, H)`, in row-major order of `loss_mask`.
+    """
+    return hidden[:, :-1][loss_mask[:, 1:]]
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    entropy: Literal["none", "detached", "grad"] = "none",
+    chunk_tokens: int = 1024,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of given tokens, with vocabulary-wide logits for at most `chunk_tokens` tokens at a time.
+
+    More than one chunk means that the logits of each are computed again in the backward pass instead of being kept,
+    so memory is bounded by one chunk whatever N is.
+
+    Args:
+        hidden: `(N, H)` hidden states that predict `targets`.
+        weight: `(V, H)` output embedding.
+        targets: `(N,)` token ids.
+        temperature: Logits are divided by it, as the sampler does; positive.
+        bias: `(V,)` output bias, if the model has one.
+        softcap: Logits are squashed to `softcap * tanh(logits / softcap)` first, for models that do so.
+        entropy: Whether to compute the entropy of the whole distribution, and whether with its gradient.
+        chunk_tokens: Tokens a chunk.
+
+    Returns:
+        Float32 log-probabilities and entropies in nats, both `(N,)`; entropies are zero when not asked for.
+
+    Raises:
+        ConfigError: `temperature` is not positive.
+    """
+    if not temperature > 0:
+        raise ConfigError(f"log-probabilities need a positive temperature, got {temperature}")
+
+    def one_chunk(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        logits = F.linear(h, weight, bias).float()
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        if temperature != 1.0:
+            logits = logits / temperature
+        logprobs = F.log_softmax(logits, dim=-1)
+        chosen = logprobs.gather(-1, t[:, None])[:, 0]
+        if entropy == "none":
+            return chosen, torch.zeros_like(chosen)
+        with torch.set_grad_enabled(entropy == "grad" and torch.is_grad_enabled()):
+            spread = -torch.linalg.vecdot(logprobs.exp(), logprobs)
+        return chosen, spread
+
+    if hidden.shape[0] <= chunk_tokens:
+        return one_chunk(hidden, targets)
+    parts = []
+    for h, t in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(one_chunk, h, t, use_reentrant=False, preserve_rng_state=False))
+        else:
+            parts.append(one_chunk(h, t))
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def token_weights(loss_mask: Tensor, aggregation: Aggregation) -> Tensor:
+    """Weights of the trained tokens, before division by the normaliser of `normaliser`.
+
+    - `token`: 1; every token of the optimizer batch counts the same (DAPO, eq. 8 of arXiv:2503.14476).
+    - `sequence`: 1 / length of the token's row, so that every sequence counts the same (GRPO, eq. 3 of
+      arXiv:2402.03300).
+    - `constant`: 1, to be divided by sequences times a constant length (Dr. GRPO, arXiv:2503.20783).
+
+    Args:
+        loss_mask: `(B, T)` bool.
+        aggregation: The kind.
+
+    Returns:
+        `(N,)` float32, in row-major order of `loss_mask`.
+    """
+    if aggregation == "sequence":
+        lengths = loss_mask.sum(-1, keepdim=True).clamp(min=1)
+        return (1.0 / lengths).expand(loss_mask.shape)[loss_mask]
+    return torch.ones(int(loss_mask.sum()), device=loss_mask.device)
+
+
+def normaliser(aggregation: Aggregation, tokens: float, sequences: float, constant_length: int) -> float:
+    """The number by which the weighted sum over the whole optimizer batch is divided.
+
+    Args:
+        aggregation: As for `token_weights`.
+        tokens: Trained tokens of the optimizer batch, over all ranks.
+        sequences: Sequences with at least one trained token, over all ranks.
+        constant_length: The length that stands for every sequence under `constant`.
+
+    Returns:
+        At least 1, so that an empty batch divides zero by something.
+
+    >>> normaliser("token", 120, 4, 64), normaliser("sequence", 120, 4, 64), normaliser("constant", 120, 4, 64)
+    (120, 4, 256)
+    """
+    return max(1, {"token": tokens, "sequence": sequences, "constant": sequences * constant_length}[aggregation])
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """A loss to call `backward` on, and detached sums over tokens for the log."""
+
+    loss: Tensor
+    """Scalar; a sum, divided by the normaliser."""
+    sums: dict[str, Tensor]
+    """Detached scalar sums over trained tokens; divide by `tokens` for means."""
+
+
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor | None) -> Tensor:
+    """`log(pi / pi_old)`, clamped; without `old_logprobs` it is 0 with the gradient of `logprobs` (exactly on-policy).
+
+    Args:
+        logprobs: `(N,)` under the current weights.
+        old_logprobs: `(N,)` under the weights that sampled, or `None` when these are the current ones.
+    """
+    old = logprobs.detach() if old_logprobs is None else old_logprobs
+    return (logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def kl_penalty(log_pi_over_ref: Tensor, estimator: KLEstimator) -> Tensor:
+    """Estimates KL(pi || ref) from samples of pi, a value a token (Schulman, "Approximating KL divergence").
+
+    With `d = log pi - log ref`: `k1 = d` (unbiased, can be negative), `k2 = d^2 / 2` (biased, non-negative),
+    `k3 = exp(-d) - 1 + d` (unbiased, non-negative).
+
+    The *gradient* is another matter, because the samples depend on pi too. Differentiated as they stand, `k1` has
+    expectation zero, `k2` gives the gradient of KL(pi || ref) exactly when on-policy, and `k3` gives that of the
+    opposite divergence. Multiplied by the (differentiated) importance ratio first, `k1` and `k3` are both unbiased for
+    KL(pi || ref), off-policy too; `k1` times ratio is what "KL in the reward" amounts to. See `surrogate_loss`.
+
+    Args:
+        log_pi_over_ref: `(N,)`.
+        estimator: Which one.
+    """
+    d = log_pi_over_ref.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if estimator == "k1":
+        return d
+    if estimator == "k2":
+        return d**2 / 2
+    return torch.expm1(-d) + d
+
+
+def surrogate_loss(
+    logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    normaliser: float,
+    *,
+    old_logprobs: Tensor | None = None,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    ref_logprobs: Tensor | None = None,
+    beta: float = 0.0,
+    kl_estimator: KLEstimator = "k3",
+    kl_gradient: KLGradient = "ratio",
+    entropies: Tensor | None = None,
+    entropy_coef: float = 0.0,
+) -> LossOutput:
+    """The clipped policy-gradient loss: `-sum_n w_n [min(rho A, clip(rho, 1 - low, 1 + high) A) - beta KL + c S] / Z`.
+
+    `rho = pi / pi_old`: eq. 7 of arXiv:1707.06347 with the group advantages of arXiv:2402.03300 and the two-sided clip
+    of arXiv:2503.14476.
+
+    Args:
+        logprobs: `(N,)` log-probabilities of the trained tokens, with gradient.
+        advantages: `(N,)` advantages, one a token.
+        weights: `(N,)` from `token_weights`.
+        normaliser: Z, the same on all ranks.
+        old_logprobs: `(N,)` denominators of the ratio; `None` when exactly on-policy (ratio 1).
+        clip_low: Lower clip width.
+        clip_high: Upper clip width.
+        ref_logprobs: `(N,)` under the frozen reference; needed when `beta` is not 0.
+        beta: Weight of the KL term.
+        kl_estimator: See `kl_penalty`.
+        kl_gradient: `ratio` multiplies the estimator by `rho` before differentiation, which makes its gradient
+            unbiased; `plain` differentiates the estimator as it stands.
+        entropies: `(N,)` entropies, for the log and the bonus.
+        entropy_coef: c, weight of the entropy bonus.
+
+    Returns:
+        The loss, and sums over tokens: `tokens`, `ratio`, `clipped`, `approx_kl` (k3 of old against new), `kl`
+        (against the reference) and `entropy` where known.
+    """
+    shift = log_ratio(logprobs, old_logprobs)
+    ratio = shift.exp()
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    objective = torch.minimum(unclipped, clipped)
+    with torch.no_grad():
+        sums = {
+            "tokens": torch.tensor(float(logprobs.numel()), device=logprobs.device),
+            "ratio": ratio.sum(),
+            "clipped": (clipped < unclipped).sum().float(),
+            "approx_kl": kl_penalty(-shift, "k3").sum(),
+        }
+    if beta != 0.0:
+        if ref_logprobs is None:
+            raise ValueError("beta is not 0 but there are no reference log-probabilities")
+        penalty = kl_penalty(logprobs - ref_logprobs, kl_estimator)
+        sums["kl"] = penalty.detach().sum()
+        objective = objective - beta * (ratio * penalty if kl_gradient == "ratio" else penalty)
+    if entropies is not None:
+        sums["entropy"] = entropies.detach().sum()
+        if entropy_coef != 0.0:
+            objective = objective + entropy_coef * entropies
+    return LossOutput(-(weights * objective).sum() / normaliser, sums)
+
+
+def cross_entropy_loss(logprobs: Tensor, normaliser: float) -> LossOutput:
+    """Negative log-likelihood of the trained tokens, summed and divided by `normaliser` (the batch's token count).
+
+    Args:
+        logprobs: `(N,)` at temperature 1, with gradient.
+        normaliser: Trained tokens of the optimizer batch, over all ranks.
+
+    >>> cross_entropy_loss(torch.tensor([-1.0, -3.0]), normaliser=2).loss.item()
+    2.0
+    """
+    total = -logprobs.sum()
+    count = torch.tensor(float(logprobs.numel()), device=logprobs.device)
+    return LossOutput(total / normaliser, {"tokens": count, "nll": total.detach()})

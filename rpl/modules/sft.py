@@ -1,0 +1,85 @@
+"""Supervised fine-tuning on transcripts: the policy's parts are trained, the environment's are not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rpl.errors import DataError
+from rpl.modules.batching import MicroBatch, TrainingSequence
+from rpl.modules.losses import LossOutput, cross_entropy_loss
+from rpl.modules.training import TrainingModule
+
+
+class Example(Protocol):
+    """What a training item must offer."""
+
+    @property
+    def question(self) -> str:
+        """The question text."""
+
+    @property
+    def question_id(self) -> str:
+        """Its id, for messages."""
+
+    @property
+    def steps(self) -> Sequence[tuple[str, str]]:
+        """Pairs of program and observation."""
+
+    @property
+    def answer(self) -> str:
+        """The answer to be written at the end."""
+
+
+class SFTModule(TrainingModule):
+    """Trains the policy to write given programs and answers; a training batch is a list of examples.
+
+    One training step is one optimizer step on the whole batch: the loss is the mean over its trained tokens, over all
+    ranks. Validation is the same as in RL: the policy answers questions on its own.
+
+    Args:
+        **kwargs: Those of `PolicyModule`.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
+    def training_step(self, batch: list[Example], batch_idx: int) -> None:
+        """Makes one update from a list of examples."""
+        start = time.perf_counter()
+        sequences = [self.sequence(example) for example in batch]
+        tokens = float(sum(len(s.token_ids) for s in sequences))
+        counts = self.reduce_sums({"trained": float(sum(s.num_trained for s in sequences)), "tokens": tokens})
+        normaliser = max(1.0, counts["trained"])
+
+        def loss(micro_batch: MicroBatch, _: None) -> LossOutput:
+            logprobs, _entropies = self.token_logprobs(micro_batch)
+            return cross_entropy_loss(logprobs, normaliser)
+
+        result = self.update([(micro_batch, None) for micro_batch in self.pack(sequences)], loss)
+        self.iteration += 1
+        seconds = self.reduce_max(time.perf_counter() - start)
+        log = {
+            "train/grad_norm": result.get("grad_norm", 0.0),
+            "train/tokens": counts["trained"],
+            "train/lr": self.learning_rate,
+            "time/update_s": seconds,
+            "time/tokens_per_s": counts["tokens"] / seconds,
+        }
+        self.log_dict(log, batch_size=max(1, len(batch)))
+        self.log("train/loss", result.get("loss", 0.0), prog_bar=True, batch_size=max(1, len(batch)))
+
+    def sequence(self, example: Example) -> TrainingSequence:
+        """Renders an example exactly as a rollout that had gone this way would read.
+
+        Raises:
+            DataError: The transcript is longer than the policy's context.
+        """
+        ids, mask = self.renderer.transcript(example.question, example.steps, example.answer)
+        limit: Any = getattr(self.model.config, "max_position_embeddings", None)
+        if limit is not None and len(ids) > limit:
+            raise DataError(
+                f"the transcript of question {example.question_id!r} has {len(ids)} tokens; the policy reads {limit}"
+            )
+        return TrainingSequence(tuple(ids), tuple(mask))

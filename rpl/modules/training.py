@@ -1,0 +1,82 @@
+"""Manual optimisation, shared by all training modules: accumulate micro-batches, clip, step, the same on every rank."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from rpl.errors import RPLError
+from rpl.modules.base import PolicyModule
+from rpl.modules.batching import MicroBatch, TrainingSequence, dummy_micro_batch, micro_batches
+from rpl.modules.losses import LossOutput
+from rpl.modules.sharding import clip_gradients, gradient_sync
+
+T = TypeVar("T")
+
+
+class TrainingModule(PolicyModule, ABC):
+    """A policy module that trains.
+
+    One `training_step` is one *iteration* and makes a fixed number of updates (optimizer steps), also when there is
+    nothing to learn: an update without any gradient changes neither weights nor optimizer state, but it is counted. So
+    `trainer.max_steps`, checkpoint intervals and `trainer.global_step` mean the same in every run, resumed or not.
+    """
+
+    updates_per_step: int = 1
+    """Updates in one iteration."""
+    learning_rate: float = 0.0
+    """That of the latest update."""
+
+    def pack(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
+        """Cuts sequences into micro-batches, as many on this rank as on the one that has most.
+
+        Ranks with less work get dummies, so that all of them make the same forward and backward passes. The list is
+        empty only if there is no work on any rank.
+        """
+        pad = self.tokenizer.pad_token_id
+        batches = micro_batches(sequences, self.tokens_per_micro_batch, pad)
+        missing = int(self.reduce_max(len(batches))) - len(batches)
+        return [batch.to(self.device) for batch in batches + [dummy_micro_batch(pad)] * missing]
+
+    def update(
+        self, work: Sequence[tuple[MicroBatch, T]], loss: Callable[[MicroBatch, T], LossOutput]
+    ) -> dict[str, float]:
+        """Makes one update from micro-batches; collective.
+
+        Args:
+            work: Micro-batches from `pack`, each with whatever `loss` needs besides.
+            loss: Maps a micro-batch to its part of the loss, already divided by the normaliser of all ranks.
+
+        Returns:
+            The loss, the sums that came with it, both over all ranks, and `grad_norm` where there was work.
+
+        Raises:
+            RPLError: The gradient is not finite.
+        """
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad(set_to_none=True)
+        sums: dict[str, float] = {}
+        for number, (batch, extra) in enumerate(work):
+            last = number == len(work) - 1
+            with gradient_sync(self.model, self.trainer.strategy, enabled=last):
+                output = loss(batch, extra)
+                # Gradients are averaged over ranks, but the loss is a share of the sum over ranks.
+                self.manual_backward(output.loss * self.world_size)
+            for name, value in {"loss": output.loss.detach(), **output.sums}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        norm = None
+        if work:
+            sums = self.reduce_sums(sums)
+            norm = clip_gradients(self.trainable, self.gradient_clip or None)
+            if not torch.isfinite(torch.tensor(norm)):
+                raise RPLError(f"the gradient norm is {norm} in iteration {self.iteration}; no update was made")
+        self.learning_rate = float(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler: Any = self.lr_schedulers()
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.refresh_working_model()
+        return sums if norm is None else sums | {"grad_norm": norm}

@@ -1,0 +1,94 @@
+"""Programs that the policy writes in one turn: where failures come from, and what the control spends its budget on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rpl.errors import DataError, ProgramError
+from rpl.files import read_jsonl
+from rpl.programs.grammar import Program, parse
+from rpl.rollouts.renderer import Renderer
+from rpl.rollouts.sampler import Sampler, SamplingParams
+from rpl.types import Question, Rollout, from_dict
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What one completion of the policy amounts to."""
+
+    program: Program | None
+    """`None` where the completion held no program, or none that parses."""
+    tokens: int
+    """Sampled tokens."""
+
+
+def draw_drafts(
+    requests: Sequence[tuple[Question, int]],
+    *,
+    renderer: Renderer,
+    sampler: Sampler,
+    params: SamplingParams,
+    batch_size: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[Draft]:
+    """Samples one completion a request.
+
+    Args:
+        requests: Question and seed of each draw; a draw depends on nothing else.
+        renderer: Renders the prompt and reads the completion.
+        sampler: Connected to the policy.
+        params: Length and temperature.
+        batch_size: Draws at a time.
+        progress: Told the number of draws that were just finished.
+    """
+    drafts: list[Draft] = []
+    for start in range(0, len(requests), batch_size):
+        part = requests[start : start + batch_size]
+        prompts = [renderer.prompt_ids(question.question) for question, _ in part]
+        with sampler.open(prompts, [seed for _, seed in part]) as session:
+            completions = session.sample(range(len(part)), params)
+        for completion in completions:
+            action = renderer.parse(completion.text, completion.finish_reason)
+            program = parsed(action.text) if action.kind == "program" else None
+            drafts.append(Draft(program, len(completion.token_ids)))
+        if progress is not None:
+            progress(len(part))
+    return drafts
+
+
+def parsed(source: str) -> Program | None:
+    """Returns the program of a text, `None` if the language refuses it."""
+    try:
+        return parse(source)
+    except ProgramError:
+        return None
+
+
+def read_programs(path: Path, question_ids: Iterable[str]) -> dict[str, list[Program]]:
+    """Reads the programs that parse from recorded rollouts, by question, in order, without repeats.
+
+    Args:
+        path: One record a line: a rollout, or an object that holds one under `rollout` (as training runs write them).
+        question_ids: Whose programs are wanted; other lines are skipped.
+
+    Raises:
+        DataError: The file is missing or a line is not a rollout.
+    """
+    found: dict[str, dict[Program, None]] = {id_: {} for id_ in question_ids}
+    for number, record in read_jsonl(path):
+        fields = record.get("rollout", record)
+        try:
+            if fields["question_id"] not in found:
+                continue
+            rollout = from_dict(Rollout, fields)
+        except KeyError as error:
+            raise DataError(f"{path}:{number}: not a rollout: field {error} is missing") from error
+        except (TypeError, AttributeError) as error:
+            raise DataError(f"{path}:{number}: not a rollout: {error}") from error
+        for turn in rollout.turns:
+            program = parsed(turn.program) if turn.program is not None else None
+            if program is not None:
+                found[rollout.question_id][program] = None
+    return {id_: list(programs) for id_, programs in found.items()}

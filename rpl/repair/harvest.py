@@ -1,0 +1,121 @@
+"""The harvest: a policy's failed programs on training questions, their verified repairs, and the control beside them.
+
+One record a question is appended to a file as soon as its chunk is done. A harvest that is started again skips what
+the file holds; since every draw depends on its question alone, the file comes out the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rpl.errors import DataError
+from rpl.executors.environment import Environment
+from rpl.files import append_jsonl, read_appended, write_json
+from rpl.repair.config import SEED_PROGRAM, HarvestConfig
+from rpl.repair.drafts import read_programs
+from rpl.repair.harvester import Harvester
+from rpl.repair.summary import ATTEMPTED, summarise
+from rpl.rollouts.renderer import Renderer
+from rpl.rollouts.sampler import Sampler
+from rpl.types import Question, Repair, from_dict, to_dict
+
+__all__ = ["SEED_PROGRAM", "HarvestConfig", "harvest"]
+
+
+def harvest(
+    questions: Sequence[Question],
+    *,
+    renderer: Renderer,
+    sampler: Sampler,
+    model: Any,
+    environment: Environment,
+    config: HarvestConfig,
+    out: Path,
+    model_name: str = "",
+    rollouts: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Harvests verified repairs, or continues to.
+
+    Args:
+        questions: Train questions.
+        renderer: The transcript layout of the policy.
+        sampler: Connected to the policy.
+        model: The policy itself, for the log-likelihoods of the benefit; may be `None` where `config.benefit` is off.
+        environment: Library and executor; connected to the renderer's tokenizer here.
+        config: What to do.
+        out: The repairs file, one record a line in the order of the questions. Beside it are written the settings,
+            `<stem>.settings.json`, and in the end the summary, `<stem>.summary.json`.
+        model_name: Stands in the records.
+        rollouts: Recorded rollouts whose programs are used instead of new samples.
+        progress: Told the number of questions that were just finished.
+
+    Returns:
+        The summary; see `summarise`.
+
+    Raises:
+        DataError: A question is not of the train split, an id repeats, or `out` holds other questions or was begun
+            with other settings.
+        RetrieverError: Retrieval failed; what was finished before stands in the file, and the harvest can go on.
+    """
+    _check_questions(questions)
+    environment.connect(renderer.count_tokens)
+    _check_settings(out, config, model_name, environment.library.fingerprint, renderer.style_hash)
+    done = [from_dict(Repair, record) for record in read_appended(out)]
+    _check_done(questions, done, out)
+    todo = questions[len(done) :]
+    if progress is not None and done:
+        progress(len(done))
+    if todo:
+        written = None if rollouts is None else read_programs(rollouts, [question.id for question in todo])
+        worker = Harvester(renderer, sampler, model, environment, config, model_name, written)
+        attempted = 0
+        for start in range(0, len(todo), config.chunk_size):
+            chunk = todo[start : start + config.chunk_size]
+            records = worker.run(chunk, attempted)
+            append_jsonl(out, [to_dict(record) for record in records])
+            attempted += sum(record.verdict in ATTEMPTED for record in records)
+            done += records
+            if progress is not None:
+                progress(len(chunk))
+    summary = summarise(done)
+    write_json(out.with_name(f"{out.stem}.summary.json"), summary)
+    return summary
+
+
+def _check_settings(out: Path, config: HarvestConfig, model_name: str, library: str, style: str) -> None:
+    """Writes the settings beside a new file; refuses to continue a file that was begun with others."""
+    path = out.with_name(f"{out.stem}.settings.json")
+    settings = {**to_dict(config), "model": model_name, "library": library, "renderer": style}
+    if out.exists() and path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = sorted(key for key in settings.keys() | before.keys() if settings.get(key) != before.get(key))
+        if changed:
+            raise DataError(f"{out}: was begun with other settings ({', '.join(changed)}); give another path")
+    else:
+        write_json(path, settings)
+
+
+def _check_questions(questions: Sequence[Question]) -> None:
+    seen: set[str] = set()
+    for question in questions:
+        if question.split != "train":
+            raise DataError(
+                f"question {question.id!r} is of split {question.split!r}; only train questions may be harvested"
+            )
+        if question.id in seen:
+            raise DataError(f"question id {question.id!r} occurs twice")
+        seen.add(question.id)
+
+
+def _check_done(questions: Sequence[Question], done: Sequence[Repair], out: Path) -> None:
+    for number, record in enumerate(done, start=1):
+        wanted = questions[number - 1].id if number <= len(questions) else None
+        if record.question_id != wanted:
+            raise DataError(
+                f"{out}:{number}: holds question {record.question_id!r} where this harvest has {wanted!r}; the file is "
+                "of another harvest: remove it or give another path"
+            )

@@ -1,0 +1,65 @@
+"""Grouped-query attention that never copies keys and values for the query heads that share them.
+
+The query heads of a group are laid end to end along the query-length axis, so that one call on the key heads serves
+all of them. Results equal transformers' `sdpa` and `eager` up to rounding; in bf16 on a CPU one decoding step is
+several times faster. Registered with transformers as `rpl_gqa`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+NAME = "rpl_gqa"
+
+
+def gqa_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Computes attention in the form that transformers' attention interface asks for.
+
+    Args:
+        module: The attention layer.
+        query: `(batch, heads, length, dim)`.
+        key: `(batch, key_heads, positions, dim)`; `heads` is a multiple of `key_heads`.
+        value: Like `key`.
+        attention_mask: `(batch, 1, length or 1, positions)`, additive or boolean; `None` means causal.
+        dropout: Probability.
+        scaling: Factor on the scores; `None` means `dim ** -0.5`.
+        **kwargs: Passed on where transformers' own function has to serve (no mask, or one mask a head).
+
+    Returns:
+        The output `(batch, length, heads, dim)`, and `None` in place of attention weights.
+    """
+    batch, heads, length, dim = query.shape
+    key_heads = key.shape[1]
+    groups = heads // key_heads
+    if groups == 1 or attention_mask is None or attention_mask.shape[1] != 1:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    folded = query.reshape(batch, key_heads, groups * length, dim)
+    mask = attention_mask if attention_mask.shape[2] == 1 else attention_mask.repeat(1, 1, groups, 1)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    return out.reshape(batch, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Makes `attn_implementation="rpl_gqa"` known to transformers; may be called any number of times."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, gqa_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,107 @@
+"""Stand-ins for tests of the modules: scripted completions, an executor without sandbox, a loader with state."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from rpl.executors.base import Executor, TokenCounter
+from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
+from rpl.types import Question, Trace
+
+PASSAGES = {"p1": "Lyon is in France.", "p2": "Oslo is in Norway.", "p3": "Rome is in Italy."}
+QUESTIONS = [
+    Question(f"q{i}", f"Which country is {city} in?", (country,), (f"p{i % 3 + 1}",), dataset="toy", hops=1)
+    for i, (city, country) in enumerate([("Lyon", "France"), ("Oslo", "Norway"), ("Rome", "Italy")] * 4)
+]
+
+
+class FakeExecutor(Executor):
+    """Prints the passages whose ids the program text names; `broken` makes every run an infrastructure fault."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.count: TokenCounter = len
+        self.broken = broken
+
+    def connect(self, count_tokens: TokenCounter) -> None:
+        self.count = count_tokens
+
+    def run_many(self, jobs: Sequence[tuple[str, str]]) -> list[Trace]:
+        if self.broken:
+            return [Trace(source, "", infra_error="no index") for source, _ in jobs]
+        traces = []
+        for source, _ in jobs:
+            ids = tuple(i for i in PASSAGES if i in source)
+            text = "\n".join(f"[{i}] {PASSAGES[i]}" for i in ids)
+            traces.append(Trace(source, text, printed_ids=ids, printed_tokens=self.count(text)))
+        return traces
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedSampler(Sampler):
+    """Writes a program and then an answer, right or wrong by the row's seed; log-probabilities are made up."""
+
+    def __init__(self, right: float = 0.5) -> None:
+        self.right = right
+        self.tokenizer: Any = None
+
+    def connect(self, model: Any, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> SamplerSession:
+        return _ScriptedSession(self, prompts, seeds)
+
+
+class _ScriptedSession(SamplerSession):
+    def __init__(self, sampler: ScriptedSampler, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
+        self.sampler = sampler
+        self.texts = [sampler.tokenizer.decode(list(prompt)) for prompt in prompts]
+        self.turns = [0] * len(prompts)
+        self.good = [random.Random(seed).random() < sampler.right for seed in seeds]
+
+    def sample(self, rows: Sequence[int], params: SamplingParams) -> list[Completion]:
+        return [self._one(row) for row in rows]
+
+    def _one(self, row: int) -> Completion:
+        index = next(i for i, city in enumerate(("Lyon", "Oslo", "Rome")) if city in self.texts[row])
+        country = ("France", "Norway", "Italy")[index] if self.good[row] else "Peru"
+        gold = index + 1 if self.good[row] else (index + 1) % 3 + 1
+        texts = [f"<program>\nprint(read('p{gold}'))\n</program>", f"<answer>{country}</answer>"]
+        text = texts[self.turns[row]]
+        self.turns[row] += 1
+        ids = tuple(self.sampler.tokenizer.encode(text, add_special_tokens=False))
+        return Completion(ids, tuple(-1.0 for _ in ids), text, "stop")
+
+    def append(self, row: int, token_ids: Sequence[int]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class ListLoader:
+    """Batches of a list, in order, for any number of epochs' worth; resumes exactly and shards by rank."""
+
+    def __init__(self, items: Sequence[Any], batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        step = batch_size * world_size
+        self.batches = [list(items[s : s + step])[rank::world_size] for s in range(0, len(items), step)]
+        self.done = 0
+        self.start = 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self):
+        start, self.start = self.start, 0
+        for index in range(start, len(self.batches)):
+            self.done = index + 1
+            yield self.batches[index]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["done"] % len(self.batches)

@@ -1,0 +1,225 @@
+"""GRPO in a real Trainer on CPU with scripted completions."""
+
+import pytest
+import torch
+from module_fakes import PASSAGES, QUESTIONS, FakeExecutor, ListLoader
+
+from rpl.errors import ConfigError, RetrieverError
+from rpl.modules.batching import TrainingSequence, collate
+from rpl.modules.grpo import GRPOModule, ScoredRollout
+from rpl.modules.scoring import score_tokens
+from rpl.rollouts.loop import RolloutConfig
+from rpl.types import to_dict
+
+
+def fit(module, trainer, batch_size=2, ckpt_path=None):
+    trainer.fit(module, ListLoader(QUESTIONS, batch_size), ListLoader(QUESTIONS[:5], 2), ckpt_path=ckpt_path)
+
+
+def weights(module):
+    return torch.cat([p.detach().flatten() for p in module.model.parameters()])
+
+
+def test_an_iteration_logs_and_records_what_happened(make_grpo, make_trainer):
+    module = make_grpo(reward={"em": 1.0, "coverage": 0.5}, seed=1)
+    trainer, recorder = make_trainer(3)
+    fit(module, trainer)
+    assert [row["iteration"] for row in recorder.rows] == [1, 2, 3]
+    row = recorder.rows[-1]
+    scored = module.last_scored
+    assert len(scored) == 8
+    assert row["train/reward"] == pytest.approx(sum(s.reward for s in scored) / 8)
+    assert row["train/reward_em"] == row["train/em"] == pytest.approx(sum(s.em for s in scored) / 8)
+    assert row["train/kept_rate"] == pytest.approx(sum(s.kept for s in scored) / 8)
+    assert row["rollout/turns"] == 2
+    assert row["train/ratio"] == pytest.approx(1.0)
+    assert row["train/clip_fraction"] == 0
+    assert row["train/entropy"] > 0
+    assert row["train/sampler_gap"] > 1  # the scripted sampler's log-probabilities are made up
+    assert {s.rollout.group_id for s in scored} == {"2/q4", "2/q5"}
+    assert to_dict(scored[0])["rollout"]["question_id"] == "q4"
+    assert {k for k in trainer.callback_metrics if k.startswith("time/")} == {
+        "time/generate_s",
+        "time/execute_s",
+        "time/update_s",
+    }
+
+
+def test_rewards_pull_the_policy_towards_what_was_right(make_grpo, make_trainer):
+    """After training, right transcripts are likelier than wrong ones; before, they were not."""
+    module = make_grpo(seed=1, group_size=6, gradient_clip=0.0)
+    module.configure_model()
+
+    def preference():
+        gap = 0.0
+        for i, q in enumerate(QUESTIONS[:3]):
+            for sign, number, answer in ((1, i + 1, q.answers[0]), (-1, (i + 1) % 3 + 1, "Peru")):
+                steps = [(f"print(read('p{number}'))", f"[p{number}] {PASSAGES[f'p{number}']}")]
+                ids, mask = module.renderer.transcript(q.question, steps, answer, eos=False)
+                batch = collate([TrainingSequence(tuple(ids), tuple(mask))], [0])
+                gap += sign * score_tokens(module.model, batch)[0].sum().item()
+        return gap
+
+    before = preference()
+    trainer, _ = make_trainer(6)
+    fit(module, trainer, batch_size=3)
+    assert preference() > before + 5
+
+
+def test_all_groups_equal_changes_nothing_but_counts(make_grpo, make_trainer):
+    module = make_grpo(right=1.0, optimizer=lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5))
+    module.configure_model()
+    before = weights(module)
+    trainer, recorder = make_trainer(4)
+    fit(module, trainer)
+    assert torch.equal(weights(module), before)
+    assert [row["global_step"] for row in recorder.rows] == [1, 2, 3, 4]
+    assert recorder.rows[-1]["train/groups_all_right"] == 1.0
+    assert recorder.rows[-1]["train/tokens"] == 0
+    assert not trainer.optimizers[0].state
+    wrong, recorder = make_trainer(1)
+    fit(make_grpo(right=0.0), wrong)
+    assert recorder.rows[-1]["train/groups_all_wrong"] == 1.0
+
+
+@pytest.mark.parametrize(("settings", "budget"), [({}, 150), ({"updates_per_iteration": 2, "beta": 0.1}, 300)])
+def test_the_budget_of_micro_batches_changes_nothing(make_grpo, make_trainer, settings, budget):
+    rows = []
+    for tokens in (budget, 100_000):
+        trainer, recorder = make_trainer(4)
+        fit(make_grpo(tokens_per_micro_batch=tokens, logprob_chunk_tokens=tokens, **settings), trainer)
+        rows.append([(row["train/loss"], row["train/grad_norm"]) for row in recorder.rows])
+    for a, b in zip(*rows, strict=True):
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
+    assert rows[0][0] != pytest.approx(rows[0][1], rel=1e-3, abs=1e-6)
+
+
+def test_several_updates_an_iteration(make_grpo, make_trainer):
+    module = make_grpo(updates_per_iteration=2, epochs=2, beta=0.05, seed=3)
+    trainer, recorder = make_trainer(8)
+    fit(module, trainer)
+    assert [row["global_step"] for row in recorder.rows] == [4, 8]
+    assert recorder.rows[0]["train/ratio"] != pytest.approx(1.0, abs=1e-4)  # later updates are off-policy
+    assert recorder.rows[1]["train/kl"] > 0
+    assert not any("reference" in key for key in module.state_dict())
+
+
+def test_ratio_against_the_sampler(make_grpo, make_trainer):
+    trainer, recorder = make_trainer(1)
+    fit(make_grpo(ratio="sampler"), trainer)
+    assert recorder.rows[0]["train/ratio"] < 0.1  # made-up log-probabilities of -1 against about -5.7
+
+
+@pytest.mark.parametrize("settings", [{}, {"updates_per_iteration": 2, "beta": 0.1, "lr_schedule": "linear"}])
+def test_resume_goes_on_exactly(make_grpo, make_trainer, tmp_path, settings):
+    updates = settings.get("updates_per_iteration", 1)
+    settings = settings | {"warmup_steps": 2}
+    trainer, whole = make_trainer(5 * updates)
+    straight = make_grpo(**settings)
+    fit(straight, trainer)
+
+    class StopAtTwo(type(whole)):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            super().on_train_batch_end(trainer, pl_module, *args)
+            if pl_module.iteration == 2:
+                trainer.save_checkpoint(tmp_path / "two.ckpt")
+                trainer.should_stop = True
+
+    first, _ = make_trainer(5 * updates)
+    first.callbacks = [StopAtTwo()]
+    fit(make_grpo(**settings), first)
+    second, rest = make_trainer(5 * updates)
+    resumed = make_grpo(**settings)
+    fit(resumed, second, ckpt_path=tmp_path / "two.ckpt")
+    assert [row["iteration"] for row in rest.rows] == [3, 4, 5]
+    assert rest.rows == whole.rows[2:]
+    assert torch.equal(weights(resumed), weights(straight))
+    stored = torch.load(tmp_path / "two.ckpt", weights_only=True)
+    assert stored["rpl"]["iteration"] == 2
+    assert "hyper_parameters" not in stored
+
+
+@pytest.mark.filterwarnings("ignore:.*bf16.*is supported for historical reasons.*")
+def test_bf16_mixed_uses_the_working_copy_and_agrees_with_float32(make_grpo, make_trainer):
+    rows = {}
+    for precision in ("32-true", "bf16-mixed"):
+        trainer, recorder = make_trainer(4, precision=precision)
+        module = make_grpo()
+        fit(module, trainer)
+        assert all(p.dtype == torch.float32 for p in module.model.parameters())
+        rows[precision] = [row["train/grad_norm"] for row in recorder.rows]
+    assert rows["bf16-mixed"] != rows["32-true"]
+    assert rows["bf16-mixed"] == pytest.approx(rows["32-true"], rel=0.03)
+    assert rows["bf16-mixed"] != pytest.approx(rows["32-true"][1:] + rows["32-true"][:1], rel=0.03)
+
+
+@pytest.mark.parametrize(("precision", "low", "high"), [("32-true", 0.0, 1e-4), ("bf16-mixed", 1e-4, 0.1)])
+def test_the_sampler_gap_of_the_real_sampler_is_rounding(make_trainer, precision, low, high):
+    module = RandomCredit(
+        policy="tiny",
+        group_size=2,
+        rollout=RolloutConfig(max_turns=2, max_new_tokens=12, temperature=0.7),
+        optimizer=lambda p: torch.optim.SGD(p, lr=1e-3),
+    )
+    module.executor = FakeExecutor()
+    trainer, recorder = make_trainer(1, precision=precision)
+    fit(module, trainer)
+    assert recorder.rows[0]["train/tokens"] > 0
+    assert low <= recorder.rows[0]["train/sampler_gap"] < high
+
+
+class RandomCredit(GRPOModule):
+    """A random model is always wrong; here its rollouts enter the loss all the same."""
+
+    def _score(self, rollouts, valid, questions):
+        scored = [ScoredRollout(r, 0.0, {}, 0.0, 1.0 - 2.0 * (i % 2), True) for i, r in enumerate(valid)]
+        return scored, {"train/reward": 0.0}
+
+
+def test_a_broken_retriever_stops_the_run(make_grpo, make_trainer):
+    trainer, _ = make_trainer(1)
+    with pytest.raises(RetrieverError, match="no index"):
+        fit(make_grpo(broken=True), trainer)
+
+
+def test_void_rollouts_are_left_out(make_grpo, make_trainer):
+    class HalfBroken(FakeExecutor):
+        def run_many(self, jobs):
+            broken = FakeExecutor(broken=True)
+            return [(broken if "p3" in s else super(HalfBroken, self)).run_many([(s, q)])[0] for s, q in jobs]
+
+    module = make_grpo()
+    module.executor = HalfBroken()
+    trainer, recorder = make_trainer(1)
+    fit(module, trainer)
+    void = [s for s in module.last_scored if s.reward is None]
+    assert void
+    assert all(not s.kept and s.advantage == 0 for s in void)
+    assert recorder.rows[0]["rollout/void_rate"] == pytest.approx(len(void) / 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_size": 1}, "group_size 1"),
+        ({"reward": {"exact": 1.0}}, "reward.exact"),
+        ({"beta": 0.1, "kl_estimator": "k1", "kl_gradient": "plain"}, "k1"),
+        ({"epochs": 0}, "epochs"),
+        ({"gradient_clip": -1.0}, "gradient_clip"),
+    ],
+)
+def test_bad_settings(make_grpo, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_grpo(**settings)
+
+
+def test_settings_that_only_the_trainer_can_judge(make_grpo, make_trainer):
+    trainer, _ = make_trainer(3)
+    with pytest.raises(ConfigError, match=r"multiple of updates_per_iteration \* epochs \(2\)"):
+        fit(make_grpo(epochs=2), trainer)
+    trainer, _ = make_trainer(-1, max_epochs=1)
+    with pytest.raises(ConfigError, match=r"trainer\.max_steps"):
+        fit(make_grpo(lr_schedule="cosine"), trainer)
+    trainer, _ = make_trainer(1, precision="bf16-true")
+    with pytest.raises(ConfigError, match="32-true, bf16-mixed"):
+        fit(make_grpo(), trainer)

@@ -1,0 +1,122 @@
+"""SFT, evaluation, export and warm start in a real Trainer on CPU."""
+
+import dataclasses
+
+import pytest
+import torch
+from module_fakes import PASSAGES, QUESTIONS, ListLoader
+
+from rpl.errors import DataError
+from rpl.rollouts.models import load_policy
+from rpl.types import Rollout, from_dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    question: str
+    question_id: str
+    steps: tuple[tuple[str, str], ...]
+    answer: str
+
+
+EXAMPLES = [
+    Example(q.question, q.id, ((f"print(read('{q.gold_docs[0]}'))", PASSAGES[q.gold_docs[0]]),), q.answers[0])
+    for q in QUESTIONS
+]
+
+
+def fit(module, trainer, batch_size=3, ckpt_path=None):
+    trainer.fit(module, ListLoader(EXAMPLES, batch_size), ListLoader(QUESTIONS[:2], 2), ckpt_path=ckpt_path)
+
+
+def test_sft_loss_is_the_mean_over_trained_tokens_and_falls(make_sft, make_trainer):
+    module = make_sft(tokens_per_micro_batch=200)
+    module.configure_model()
+    total = count = 0.0
+    for example in EXAMPLES[:3]:
+        ids, mask = module.renderer.transcript(example.question, example.steps, example.answer)
+        logits = module.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        for t in range(1, len(ids)):
+            if mask[t]:
+                total -= float(logits[t - 1, ids[t]].detach())
+                count += 1
+    trainer, recorder = make_trainer(8)
+    fit(module, trainer)
+    assert recorder.rows[0]["train/loss"] == pytest.approx(total / count, rel=1e-5)
+    assert recorder.rows[0]["train/tokens"] == count
+    assert recorder.rows[-1]["train/loss"] < 0.8 * recorder.rows[0]["train/loss"]
+
+
+def test_sft_budget_and_checkpointing_change_nothing(make_sft, make_trainer):
+    rows = []
+    for settings in (
+        {"tokens_per_micro_batch": 100_000},
+        {"tokens_per_micro_batch": 1, "logprob_chunk_tokens": 5, "activation_checkpointing": True},
+    ):
+        trainer, recorder = make_trainer(4)
+        fit(make_sft(**settings), trainer)
+        rows.append([(row["train/loss"], row["train/grad_norm"]) for row in recorder.rows])
+    for a, b in zip(*rows, strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+    assert rows[0][0] != pytest.approx(rows[0][1], rel=1e-4)
+
+
+def test_sft_resumes_exactly(make_sft, make_trainer, tmp_path):
+    trainer, whole = make_trainer(4)
+    fit(make_sft(), trainer)
+    trainer, _ = make_trainer(2)
+    fit(make_sft(), trainer)
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    trainer, rest = make_trainer(4)
+    fit(make_sft(), trainer, ckpt_path=tmp_path / "two.ckpt")
+    assert rest.rows == whole.rows[2:]
+
+
+def test_sft_refuses_what_the_policy_cannot_read(make_sft, make_trainer):
+    module = make_sft()
+    module.configure_model()
+    module.model.config.max_position_embeddings = 20
+    with pytest.raises(DataError, match=r"'q0' has .* tokens; the policy reads 20"):
+        module.sequence(EXAMPLES[0])
+
+
+def test_validation_scores_questions_also_without_padding_and_with_empty_batches(make_sft, make_trainer):
+    module = make_sft()
+    trainer, _ = make_trainer(1)
+    loader = ListLoader(QUESTIONS[:5], 2)
+    loader.batches.append([])
+    (scores,) = trainer.validate(module, loader, verbose=False)
+    rollouts = [from_dict(Rollout, r) for batch in trainer.predict(module, loader) for r in batch]
+    assert [r.question_id for r in rollouts] == ["q0", "q1", "q2", "q3", "q4"]
+    right = [r.answer == q.answers[0] for r, q in zip(rollouts, QUESTIONS, strict=False)]
+    assert scores["val/em"] == pytest.approx(sum(right) / 5)
+    assert 0 < scores["val/em"] < 1
+    assert scores["val/evidence_recall"] == pytest.approx(sum(right) / 5)
+    assert scores["val/turns"] == 2
+    (scores,) = trainer.test(module, loader, verbose=False)
+    assert scores["test/em"] == pytest.approx(sum(right) / 5)
+
+
+def test_questions_without_gold_have_no_evidence_scores(make_sft, make_trainer):
+    trainer, _ = make_trainer(1)
+    loader = ListLoader([dataclasses.replace(q, gold_docs=()) for q in QUESTIONS[:2]], 2)
+    (scores,) = trainer.validate(make_sft(), loader, verbose=False)
+    assert "val/em" in scores
+    assert "val/evidence_recall" not in scores
+
+
+def test_export_and_warm_start(make_sft, make_trainer, tmp_path):
+    module = make_sft()
+    trainer, _ = make_trainer(1)
+    fit(module, trainer)
+    module.export_policy(tmp_path / "policy")
+    model, _ = load_policy(tmp_path / "policy")
+    trained = module.model.state_dict()
+    assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
+    warm = make_sft(init_from=str(tmp_path / "policy"))
+    warm.configure_model()
+    assert warm.iteration == 0
+    assert torch.equal(next(warm.model.parameters()), next(module.model.parameters()))
+    cold = make_sft()
+    cold.configure_model()
+    assert not torch.equal(next(cold.model.parameters()), next(module.model.parameters()))

@@ -1,0 +1,176 @@
+"""Log-probabilities of a real model: against transformers, against padding, masks and working copies."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from rpl.errors import ConfigError
+from rpl.modules.batching import TrainingSequence, collate, micro_batches
+from rpl.modules.losses import surrogate_loss, token_weights
+from rpl.modules.replica import Replica
+from rpl.modules.scoring import check_scorable, score_tokens
+from rpl.rollouts.models import load_policy
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_policy("tiny", "float32")[0]
+
+
+def sequences(count=7):
+    rng = random.Random(3)
+    items = []
+    for _ in range(count):
+        length = rng.randint(5, 30)
+        mask = [False, *(rng.random() < 0.5 for _ in range(length - 1))]
+        logprobs = tuple(-rng.random() for _ in range(length))
+        items.append(
+            TrainingSequence(tuple(rng.randrange(250) for _ in range(length)), tuple(mask), rng.gauss(0, 1), logprobs)
+        )
+    return items
+
+
+def loss_and_gradients(model, items, budget, chunk=1024, ratio="sampler"):
+    model.zero_grad()
+    total = sum(s.num_trained for s in items)
+    value = 0.0
+    for batch in micro_batches(items, budget):
+        logprobs, _ = score_tokens(model, batch, temperature=0.8, chunk_tokens=chunk)
+        m = batch.loss_mask
+        old = batch.sampler_logprobs[m] if ratio == "sampler" else None
+        out = surrogate_loss(logprobs, batch.advantages[m], token_weights(m, "sequence"), total, old_logprobs=old)
+        out.loss.backward()
+        value += out.loss.item()
+    return value, [p.grad.clone() for p in model.parameters()]
+
+
+def test_equals_the_loss_of_transformers(model):
+    items = sequences()
+    batch = collate(items, range(len(items)), pad_id=0)
+    logprobs, _ = score_tokens(model, batch)
+    labels = batch.input_ids.masked_fill(~batch.loss_mask, -100)
+    reference = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long(), labels=labels).loss
+    torch.testing.assert_close(-logprobs.mean(), reference, atol=1e-5, rtol=1e-5)
+    shifted = dataclasses.replace(batch, loss_mask=batch.loss_mask.roll(1, 1) & batch.attention_mask)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(-score_tokens(model, shifted)[0].mean(), reference, atol=1e-5, rtol=1e-5)
+
+
+def test_padding_changes_nothing(model):
+    item = sequences(1)[0]
+    long = TrainingSequence(tuple(range(60)), (False,) * 60)
+    alone, _ = score_tokens(model, collate([item], [0]))
+    padded, _ = score_tokens(model, collate([item, long], [0, 1], pad_id=5))
+    torch.testing.assert_close(alone, padded, atol=1e-5, rtol=1e-5)
+
+
+def test_no_mask_is_built(model, monkeypatch):
+    masks = []
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*args, **kwargs):
+        masks.append((kwargs.get("attn_mask"), kwargs.get("is_causal")))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    score_tokens(model, collate(sequences(), range(7)))
+    assert masks == [(None, True)] * 2
+
+
+@pytest.mark.parametrize(("budget", "chunk"), [(1, 1024), (45, 3), (100, 1024)])
+def test_micro_batches_change_neither_loss_nor_gradient(model, budget, chunk):
+    items = sequences()
+    whole, gradients = loss_and_gradients(model, items, 10_000)
+    parts, part_gradients = loss_and_gradients(model, items, budget, chunk)
+    assert parts == pytest.approx(whole, rel=1e-5)
+    torch.testing.assert_close(part_gradients, gradients, atol=1e-6, rtol=1e-4)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close([g * 1.01 for g in part_gradients], gradients, atol=1e-6, rtol=1e-4)
+
+
+def test_log_probabilities_of_observations_change_neither_loss_nor_gradient(model):
+    items = sequences()
+
+    def disturbed(where):
+        return [
+            dataclasses.replace(
+                s,
+                sampler_logprobs=tuple(
+                    p - 5.0 if m == where else p for p, m in zip(s.sampler_logprobs, s.loss_mask, strict=True)
+                ),
+            )
+            for s in items
+        ]
+
+    base = loss_and_gradients(model, items, 100)
+    observations = loss_and_gradients(model, disturbed(False), 100)
+    assert observations[0] == base[0]
+    assert all(torch.equal(a, b) for a, b in zip(observations[1], base[1], strict=True))
+    assert loss_and_gradients(model, disturbed(True), 100)[0] != base[0]
+
+
+def test_a_float32_copy_hands_over_exactly_the_gradients_of_the_model(model):
+    items = sequences()
+    value, gradients = loss_and_gradients(model, items, 60)
+    model.zero_grad()
+    replica = Replica(model, torch.float32)
+    assert replica.model.get_output_embeddings().weight is replica.model.get_input_embeddings().weight
+    copied = 0.0
+    total = sum(s.num_trained for s in items)
+    for batch in micro_batches(items, 60):
+        logprobs, _ = score_tokens(replica.model, batch, temperature=0.8)
+        m = batch.loss_mask
+        out = surrogate_loss(
+            logprobs,
+            batch.advantages[m],
+            token_weights(m, "sequence"),
+            total,
+            old_logprobs=batch.sampler_logprobs[m],
+        )
+        out.loss.backward()
+        copied += out.loss.item()
+    assert copied == value
+    torch.testing.assert_close([p.grad for p in model.parameters()], gradients, atol=1e-7, rtol=1e-5)
+    assert all(p.grad is None for p in replica.model.parameters())
+
+
+def test_a_bfloat16_copy_follows_the_weights_and_gives_close_gradients(model):
+    items = sequences()
+    _, gradients = loss_and_gradients(model, items, 60, ratio="on_policy")
+    replica = Replica(model, torch.bfloat16)
+    _, _ = loss_and_gradients_of_copy(model, replica, items)
+    flat = torch.cat([g.flatten() for g in gradients])
+    copied = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert torch.cosine_similarity(flat, copied, dim=0) > 0.999
+    assert torch.cosine_similarity(flat, copied.roll(1), dim=0) < 0.999
+    with torch.no_grad():
+        weight = next(model.parameters())
+        weight += 1.0
+        twin = next(replica.model.parameters())
+        assert not torch.equal(twin, weight.to(torch.bfloat16))
+        replica.refresh()
+        assert torch.equal(twin, weight.to(torch.bfloat16))
+        weight -= 1.0
+
+
+def loss_and_gradients_of_copy(model, replica, items):
+    model.zero_grad()
+    total = sum(s.num_trained for s in items)
+    value = 0.0
+    for batch in micro_batches(items, 60):
+        logprobs, _ = score_tokens(replica.model, batch, temperature=0.8)
+        m = batch.loss_mask
+        out = surrogate_loss(logprobs, batch.advantages[m], token_weights(m, "sequence"), total)
+        out.loss.backward()
+        value += out.loss.item()
+    return value, None
+
+
+def test_scaled_logits_are_refused(model):
+    model.config.logits_scaling = 8.0
+    with pytest.raises(ConfigError, match="scales its logits"):
+        check_scorable(model)
+    del model.config.logits_scaling
+    check_scorable(model)

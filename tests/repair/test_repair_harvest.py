@@ -1,0 +1,213 @@
+import dataclasses
+import json
+
+import pytest
+from repair_fakes import ScriptedSampler
+
+from rpl.atlas.build import materialise
+from rpl.errors import ConfigError, DataError
+from rpl.executors.base import ExecutionLimits
+from rpl.executors.environment import Environment, EnvironmentConfig
+from rpl.files import append_jsonl, read_jsonl
+from rpl.repair.control import ControlConfig
+from rpl.repair.harvest import SEED_PROGRAM, HarvestConfig, harvest
+from rpl.repair.search import RepairConfig
+from rpl.retrieval.config import LibraryConfig
+from rpl.rollouts.renderer import Renderer
+from rpl.types import Question, Repair, Rollout, Turn, from_dict, to_dict
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def train():
+    path = materialise("atlas-mini") / "questions.jsonl"
+    questions = [from_dict(Question, record) for _, record in read_jsonl(path)]
+    return [question for question in questions if question.split == "train"]
+
+
+@pytest.fixture(scope="module")
+def environment():
+    config = EnvironmentConfig(
+        library=LibraryConfig(corpus="atlas-mini", bm25="memory"), limits=ExecutionLimits(printed_tokens=4096)
+    )
+    with Environment(config) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def policy():
+    from rpl.rollouts.models import load_policy, resolve_model
+
+    model, tokenizer = load_policy(resolve_model("tiny"))
+    return model.eval(), Renderer(tokenizer)
+
+
+def writing(policy, *texts):
+    """A sampler that writes one of the texts, by seed; as an answerer it says `x`."""
+    return ScriptedSampler(lambda _, seed: texts[seed % len(texts)] if seed else "x</answer>")
+
+
+TEXTS = (
+    "nothing of use",
+    f"<program>\n{SEED_PROGRAM}\n</program>",
+    "<program>\nfor p in bm25(question, k=2):\n    print(p)\n</program>",
+    "<program>\nfor p in bm25(question, k=1):\n    print(p.nothing)\n</program>",
+)
+CONFIG = HarvestConfig(
+    num_samples=2,
+    repair=RepairConfig(max_executions=24, max_printed_tokens=4096),
+    control=ControlConfig(batch_size=8),
+    control_questions=2,
+    chunk_size=3,
+)
+
+
+def run(questions, policy, environment, out, config=CONFIG, **more):
+    model, renderer = policy
+    sampler = writing(policy, *TEXTS)
+    return harvest(
+        questions,
+        renderer=renderer,
+        sampler=sampler,
+        model=model,
+        environment=environment,
+        config=config,
+        out=out,
+        model_name="tiny",
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(train, policy, environment, tmp_path_factory):
+    out = tmp_path_factory.mktemp("harvest") / "repairs.jsonl"
+    summary = run(train[:8], policy, environment, out)
+    return out, summary
+
+
+def test_every_question_has_one_record_in_order(train, whole):
+    out, summary = whole
+    records = [from_dict(Repair, record) for _, record in read_jsonl(out)]
+    assert [r.question_id for r in records] == [q.id for q in train[:8]]
+    assert summary == json.loads(out.with_name("repairs.summary.json").read_text())
+    assert summary["questions"] == 8
+    repaired = [r for r in records if r.verdict == "repaired"]
+    assert repaired
+    for record in repaired:
+        gold = next(q.gold_docs for q in train if q.id == record.question_id)
+        assert record.trace is not None
+        assert set(gold) <= set(record.trace.printed_ids)
+        assert record.trace.error is None
+        assert record.model == "tiny"
+    assert sum(group["failures"] for group in summary["by_type"].values()) == summary["repair"]["failures"]
+    assert sum(group["repaired"] for group in summary["by_failure"].values()) == summary["repair"]["repaired"]
+
+
+def test_the_control_runs_on_the_first_failures_with_their_budget(whole):
+    out, summary = whole
+    records = [record for _, record in read_jsonl(out)]
+    attempted = [r for r in records if r["verdict"] in ("repaired", "budget", "exhausted")]
+    controlled = [r for r in records if "control" in r["extra"]]
+    assert controlled == attempted[:2]
+    assert all(r["extra"]["control"]["executions"] <= r["executions"] for r in controlled)
+    assert sum(summary["paired"].values()) == summary["control"]["failures"] == 2
+    for record in controlled:
+        if record["verdict"] == "repaired":
+            assert set(record["extra"]["benefit"]) == {"repaired", "resampled", "original"}
+            assert all({"em", "gold_logprob", "answer"} == set(arm) for arm in record["extra"]["benefit"].values())
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.3, 0.7, 0.999])
+def test_a_killed_harvest_resumes_to_the_same_file(cut, train, policy, environment, whole, tmp_path):
+    complete = whole[0].read_bytes()
+    out = tmp_path / "repairs.jsonl"
+    out.write_bytes(complete[: int(cut * len(complete))])  # mid-line, as a kill leaves it
+    told = []
+    summary = run(train[:8], policy, environment, out, progress=told.append)
+    assert out.read_bytes() == complete
+    assert summary == whole[1]
+    assert sum(told) == 8
+
+
+def test_a_finished_harvest_does_nothing_again(train, policy, whole):
+    class Unusable(Environment):
+        @property
+        def executor(self):
+            raise AssertionError("nothing may run")
+
+    config = EnvironmentConfig(library=LibraryConfig(corpus="atlas-mini", bm25="memory"))
+    before = whole[0].read_bytes()
+    with Unusable(config) as unusable:
+        assert run(train[:8], policy, unusable, whole[0]) == whole[1]
+    assert whole[0].read_bytes() == before
+
+
+def test_other_questions_or_settings_are_refused(train, policy, environment, whole, tmp_path):
+    out = tmp_path / "repairs.jsonl"
+    for suffix in (".jsonl", ".settings.json"):
+        (tmp_path / f"repairs{suffix}").write_bytes(whole[0].with_name(f"repairs{suffix}").read_bytes())
+    with pytest.raises(DataError, match=r"repairs.jsonl:1: holds question .* another harvest"):
+        run(train[1:9], policy, environment, out)
+    with pytest.raises(DataError, match=r"begun with other settings \(seed\)"):
+        run(train[:8], policy, environment, out, dataclasses.replace(CONFIG, seed=1))
+
+
+@pytest.mark.parametrize("split", ["test", "val", ""])
+def test_only_train_questions_are_harvested(split, train, policy, environment, tmp_path):
+    questions = [train[0], dataclasses.replace(train[1], split=split)]
+    with pytest.raises(DataError, match="only train questions may be harvested"):
+        run(questions, policy, environment, tmp_path / "repairs.jsonl")
+    assert not (tmp_path / "repairs.jsonl").exists()
+
+
+def test_a_repeated_question_is_refused(train, policy, environment, tmp_path):
+    with pytest.raises(DataError, match="occurs twice"):
+        run([train[0], train[0]], policy, environment, tmp_path / "repairs.jsonl")
+
+
+def rollout(question, source):
+    turn = Turn((1,), (0.0,), "", "stop", program=source)
+    return Rollout(question.id, question.id, 0, 0, (1,), (turn,))
+
+
+def test_recorded_rollouts_stand_in_for_samples(train, policy, environment, tmp_path):
+    question = next(q for q in train if q.type == "one_hop")
+    good = "for p in bm25(question, k=20):\n    print(p)"
+    path = tmp_path / "rollouts.jsonl"
+    stamped = {"phase": "rl", "iteration": 0, "rollout": to_dict(rollout(question, good))}
+    append_jsonl(path, [stamped, to_dict(rollout(question, "this is no program"))])
+    config = dataclasses.replace(CONFIG, control_questions=0)
+    run([question], policy, environment, tmp_path / "a.jsonl", config, rollouts=path)
+    [(_, record)] = read_jsonl(tmp_path / "a.jsonl")
+    assert (record["verdict"], record["child"], record["executions"]) == ("already_verified", good, 0)
+    dropping = dataclasses.replace(config, keep_successes=False)
+    run([question], policy, environment, tmp_path / "b.jsonl", dropping, rollouts=path)
+    [(_, record)] = read_jsonl(tmp_path / "b.jsonl")
+    assert (record["verdict"], record["child"], record["trace"]) == ("solved", None, None)
+    append_jsonl(path, [{"rollout": {"question_id": question.id}}])
+    with pytest.raises(DataError, match=r"rollouts.jsonl:3: not a rollout: field 'group_id' is missing"):
+        run([question], policy, environment, tmp_path / "c.jsonl", config, rollouts=path)
+
+
+def test_the_seed_program_stands_in_where_nothing_parses(train, policy, environment, tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    append_jsonl(path, [to_dict(rollout(train[0], "import os"))])
+    config = dataclasses.replace(CONFIG, control_questions=0)
+    run([train[0]], policy, environment, tmp_path / "repairs.jsonl", config, rollouts=path)
+    [(_, record)] = read_jsonl(tmp_path / "repairs.jsonl")
+    assert record["parent"] == SEED_PROGRAM
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_samples": 0}, "harvest.num_samples"),
+        ({"temperature": -1.0}, "harvest.temperature"),
+        ({"control_questions": -1}, "harvest.control_questions"),
+        ({"seed_program": "import os"}, "harvest.seed_program is not a program"),
+    ],
+)
+def test_wrong_settings_are_named(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        HarvestConfig(**wrong)
