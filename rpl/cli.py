@@ -1,4 +1,4 @@
-"""The `rpl` command: LightningCLI for `fit`, `validate`, `test` and `predict`, and one small module a command for the rest."""
+"""The `rpl` command: LightningCLI for fit, validate, test and predict, and one small module a command for the rest."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def harvest(
     from rpl.datamodules.readers import load_splits
 
     train = load_splits(questions, val_fraction=val_fraction).train[:num_questions]
-    with Environment(environment, progress=lambda text: sys.stderr.write(f"rpl: {text}\n") and None) as env:
+    with Environment(environment, progress=_say) as env:
         summary = harvest_policy(
             Path(out),
             train,
@@ -56,6 +56,10 @@ def harvest(
         )
     sys.stdout.write(json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"rpl: {text}\n")
 
 
 def run(args: Sequence[str]) -> Any:

@@ -1,4 +1,4 @@
-"""The `eval` phase: every policy so far, the start model without retrieval, and the fixed program, on equal questions."""
+"""The `eval` phase: all policies so far, the start model without retrieval, and the fixed program."""
 
 from __future__ import annotations
 

@@ -68,7 +68,11 @@ def report_repair(run_dir: Path, repairs: Path) -> None:
     records = [from_dict(Repair, line) for line in read_appended(repairs)]
     controlled = [r for r in records if "control" in r.extra]
     readings = {
-        name: {r.question_id: r.extra["benefit"][arm] for r in controlled if "benefit" in r.extra}
+        name: {
+            r.question_id: {metric: r.extra["benefit"][arm][metric] for metric in ("em", "gold_logprob")}
+            for r in controlled
+            if "benefit" in r.extra
+        }
         for arm, name in (("repaired", "mutation"), ("resampled", "resample control"), ("original", "failed program"))
     }
     summary = repair_summary({"mutation": attempts_of(records)}, verdicts=[r.verdict for r in records])

@@ -91,7 +91,7 @@ def cycle(
         seed: Seed of everything.
     """
     names = name_phases(phases)
-    configs = {"rl": [Path(str(p)) for p in rl], "sft": [Path(str(p)) for p in sft]}
+    configs = {"rl": [Path(p.absolute) for p in rl], "sft": [Path(p.absolute) for p in sft]}
     resolved = {
         "policy": policy,
         "prompt_style": prompt_style,

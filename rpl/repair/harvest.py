@@ -72,7 +72,7 @@ def harvest(
     if todo:
         written = None if rollouts is None else read_programs(rollouts, [question.id for question in todo])
         worker = Harvester(renderer, sampler, model, environment, config, model_name, written)
-        attempted = 0
+        attempted = sum(record.verdict in ATTEMPTED for record in done)
         for start in range(0, len(todo), config.chunk_size):
             chunk = todo[start : start + config.chunk_size]
             records = worker.run(chunk, attempted)

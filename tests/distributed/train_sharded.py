@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "modules"))
@@ -22,6 +23,8 @@ from rpl.modules.sft import SFTModule
 from rpl.rollouts.hf_sampler import HFSampler
 from rpl.rollouts.loop import RolloutConfig
 
+DROPPED = ("q1", "q3", "q5", "q8", "q9", "q10", "q11")
+
 
 class Example:
     def __init__(self, question):
@@ -31,20 +34,15 @@ class Example:
 
 
 class Lopsided(GRPOModule):
-    """Drops all groups of one question in four, so that one of two ranks is often left without work."""
+    """Drops groups so that one of two ranks has no work in the first iteration, and both have none in the third."""
 
     real_sampling = False
 
     def _score(self, rollouts, valid, questions):
         scored, log = super()._score(rollouts, valid, questions)
         if self.real_sampling:  # a random model is always wrong: give its rollouts credit by their place in the group
-            scored = [
-                type(s)(s.rollout, 0.0, {}, 0.0, (-1.0) ** s.rollout.sample_index, s.rollout.question_id != "q1")
-                for s in scored
-            ]
-        drop = ("q1", "q5")
-        return [type(s)(s.rollout, s.reward, s.terms, s.em, s.advantage, s.kept and s.rollout.question_id not in drop)
-                for s in scored], log
+            scored = [replace(s, advantage=(-1.0) ** s.rollout.sample_index, kept=True) for s in scored]
+        return [replace(s, kept=s.kept and s.rollout.question_id not in DROPPED) for s in scored], log
 
 
 class Recorder(pl.Callback):
@@ -70,7 +68,7 @@ def main():
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--real", action="store_true")
     parser.add_argument("--fault", type=int, default=-1, help="the rank whose retriever is broken")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--ckpt")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -85,8 +83,11 @@ def main():
         "tokens_per_micro_batch": 300,
         "gradient_clip": 0.3,
     }
-    module = Lopsided(group_size=4, beta=0.05, updates_per_iteration=2, **common) if args.task == "grpo" else SFTModule(**common)
-    module.real_sampling = args.real
+    if args.task == "grpo":
+        module = Lopsided(group_size=4, beta=0.05, updates_per_iteration=2, **common)
+        module.real_sampling = args.real
+    else:
+        module = SFTModule(**common)
     recorder = Recorder()
     trainer = pl.Trainer(
         accelerator="cpu",
