@@ -37,7 +37,8 @@ class TrainingModule(PolicyModule, ABC):
         empty only if there is no work on any rank.
         """
         pad = self.tokenizer.pad_token_id
-        batches = micro_batches(sequences, self.tokens_per_micro_batch, pad)
+        budget = self.tokens_per_micro_batch or (1024 if self.device.type == "cpu" else 16384)
+        batches = micro_batches(sequences, budget, pad)
         missing = int(self.reduce_max(len(batches))) - len(batches)
         return [batch.to(self.device) for batch in batches + [dummy_micro_batch(pad)] * missing]
 

@@ -52,7 +52,6 @@ def test_two_sharded_processes_train_like_one(single, sharded):
 
 
 def test_validation_over_uneven_shards_equals_that_of_one_process(single, sharded):
-    assert single["val"]["val/em"] in (0.2, 0.4, 0.6, 0.8) or single["val"]["val/em"] == pytest.approx(0.6)
     for rank in sharded:
         assert rank["val"] == pytest.approx(single["val"])
 
