@@ -43,7 +43,7 @@ def describe_plan(schedule: Schedule, phases: Sequence[PhaseConfig], names: Sequ
     rates = rates_for(parameters, peak_flops(bf16))
     minutes = [phase_seconds(schedule, phase, phases, rates) / 60 for phase in phases]
     steps = ", ".join(f"{name} {m:.0f}" for name, m in zip(names, minutes, strict=True))
-    tokens = int(schedule.model.get("tokens_per_micro_batch", 4096))
+    tokens = int(schedule.model.get("tokens_per_micro_batch") or 1024)
     memory = memory_gib(parameters, hidden, layers, tokens, bf16)
     disk = parameters * (4 * sum(p.kind in ("rl", "sft") for p in phases) + 24) / 2**30
     return (

@@ -32,7 +32,7 @@ from rpl.files import write_text
 __all__ = ["format_table", "read_metrics", "write_report"]
 
 METRICS_FILE = "metrics.jsonl"
-CURVES = ("train/reward", "train/reward_em", "val/em", "val/recall", "val/all_gold", "test/em")
+CURVES = ("train/reward", "train/reward_em", "val/em", "val/evidence_recall", "val/all_gold", "test/em")
 """What the learning curve shows, of what was logged."""
 
 _RESULTS_NOTE = (

@@ -18,7 +18,6 @@ from rpl.errors import ConfigError, RetrieverError, RPLError
 from rpl.executors.base import Executor
 from rpl.executors.environment import Environment, EnvironmentConfig
 from rpl.modules.batching import MicroBatch
-from rpl.modules.replica import Replica
 from rpl.modules.schedules import lr_factor
 from rpl.modules.scores import RolloutScores
 from rpl.modules.scoring import check_scorable, score_tokens
@@ -125,7 +124,6 @@ class PolicyModule(LightningModule, ABC):
         """Rollouts of the latest training iteration or evaluation batch on this rank, void ones included."""
         self.scores = RolloutScores()
         self._guard, self._eval_guard = InfraGuard(max_void_rate), InfraGuard(max_void_rate)
-        self._replica: Replica | None = None
         self._given_executor: Executor | None = None
 
     @abstractmethod
@@ -169,8 +167,7 @@ class PolicyModule(LightningModule, ABC):
             raise ConfigError(f"trainer.precision must be one of {', '.join(PRECISIONS)}; got {self.trainer.precision}")
 
     def teardown(self, stage: str) -> None:
-        """Stops the sandbox workers and frees the working copy."""
-        self._replica = None
+        """Stops the sandbox workers."""
         self.environment.close()
 
     def configure_optimizers(self) -> Any:
@@ -222,37 +219,15 @@ class PolicyModule(LightningModule, ABC):
         """Number of processes."""
         return 1 if self._trainer is None else self.trainer.world_size
 
-    @property
-    def working_model(self) -> Any:
-        """The model to compute with: the policy itself, or its bfloat16 copy.
-
-        Under `bf16-mixed` on one device the copy takes the place of autocast. Call `refresh_working_model` after the
-        weights changed.
-        """
-        if self._trainer is None or self.trainer.precision != "bf16-mixed" or self.world_size > 1:
-            return self.model
-        if is_sharded(self.model):
-            return self.model
-        if self._replica is None:
-            self._replica = Replica(self.model, torch.bfloat16)
-        return self._replica.model
-
-    def refresh_working_model(self) -> None:
-        """Takes over changed weights into the working copy, if there is one."""
-        if self._replica is not None:
-            self._replica.refresh()
-
     def token_logprobs(
         self, batch: MicroBatch, temperature: float = 1.0, entropy: Literal["none", "detached", "grad"] = "none"
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the trained tokens of a micro-batch; see `score_tokens`."""
-        model = self.working_model
-        # The working copy and sharded models have a precision of their own; only plain DDP needs autocast.
-        own_precision = model is not self.model or is_sharded(model)
-        enabled = not own_precision and torch.is_autocast_enabled(self.device.type)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled):
+        # Under bf16-mixed a sharded model has its own precision policy; other models are in the Trainer's autocast.
+        enabled = torch.is_autocast_enabled(self.device.type) and not is_sharded(self.model)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False):
             return score_tokens(
-                model, batch, temperature=temperature, entropy=entropy, chunk_tokens=self.logprob_chunk_tokens
+                self.model, batch, temperature=temperature, entropy=entropy, chunk_tokens=self.logprob_chunk_tokens
             )
 
     def roll_out(
@@ -272,7 +247,6 @@ class PolicyModule(LightningModule, ABC):
             RPLError: Infrastructure failed, here or on another rank: all ranks raise, so that none waits for one
                 that is gone.
         """
-        self.refresh_working_model()
         executor = TimedExecutor(self.executor)
         executor.connect(self.renderer.count_tokens)
         sampler = self._connected_sampler()
@@ -294,13 +268,12 @@ class PolicyModule(LightningModule, ABC):
         return rollouts, valid, {"generate_s": elapsed - executor.seconds, "execute_s": executor.seconds}
 
     def _connected_sampler(self) -> Sampler:
-        model = self.working_model
         if self.sampler is None:
             from rpl.rollouts.hf_sampler import HFSampler
 
             mixed = self._trainer is not None and self.trainer.precision == "bf16-mixed"
             self.sampler = HFSampler(dtype="bfloat16" if mixed else "float32")
-        self.sampler.connect(model, self.tokenizer)
+        self.sampler.connect(self.model, self.tokenizer)
         return self.sampler
 
     # -- evaluation ----------------------------------------------------------------------------------------------
@@ -366,7 +339,3 @@ class PolicyModule(LightningModule, ABC):
         parts: list[list[float]] = [[] for _ in range(self.world_size)]
         torch.distributed.all_gather_object(parts, values)
         return [value for part in parts for value in part]
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Leaves batches as they are: lists of records, which become tensors in the steps."""
-        return batch

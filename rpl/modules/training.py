@@ -79,5 +79,4 @@ class TrainingModule(PolicyModule, ABC):
         scheduler: Any = self.lr_schedulers()
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-        self.refresh_working_model()
         return sums if norm is None else sums | {"grad_norm": norm}

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "modules"))
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from module_fakes import QUESTIONS, FakeExecutor, ListLoader, ScriptedSampler
+from module_fakes import QUESTIONS, FakeExecutor, ListData, ListLoader, ScriptedSampler
 
 from rpl.modules.grpo import GRPOModule
 from rpl.modules.sft import SFTModule
@@ -109,7 +109,8 @@ def main():
     result = {}
     try:
         val = ListLoader(QUESTIONS[:5], 2 // world or 1, rank, world)
-        trainer.fit(module, ListLoader(items, 4 // world, rank, world), val, ckpt_path=args.ckpt)
+        data = ListData(ListLoader(items, 4 // world, rank, world), val)
+        trainer.fit(module, datamodule=data, ckpt_path=args.ckpt)
         result["rows"] = recorder.rows
         result["val"] = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")}
         trainer.save_checkpoint(args.out.with_suffix(".ckpt"))

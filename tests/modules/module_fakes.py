@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from lightning.pytorch import LightningDataModule
+
 from rpl.executors.base import Executor, TokenCounter
 from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
 from rpl.types import Question, Trace
@@ -105,3 +107,22 @@ class ListLoader:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.start = state["done"] % len(self.batches)
+
+
+class ListData(LightningDataModule):
+    """Hands out loaders; records are left alone on their way to the module, as in RPL's own data modules."""
+
+    def __init__(self, train: Any = None, evaluation: Any = None) -> None:
+        super().__init__()
+        self.train, self.evaluation = train, evaluation
+
+    def train_dataloader(self) -> Any:
+        return self.train
+
+    def val_dataloader(self) -> Any:
+        return self.evaluation
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return batch

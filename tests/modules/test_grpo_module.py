@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from module_fakes import PASSAGES, QUESTIONS, FakeExecutor, ListLoader
+from module_fakes import PASSAGES, QUESTIONS, FakeExecutor, ListData, ListLoader
 
 from rpl.errors import ConfigError, RetrieverError
 from rpl.modules.batching import TrainingSequence, collate
@@ -13,7 +13,8 @@ from rpl.types import to_dict
 
 
 def fit(module, trainer, batch_size=2, ckpt_path=None):
-    trainer.fit(module, ListLoader(QUESTIONS, batch_size), ListLoader(QUESTIONS[:5], 2), ckpt_path=ckpt_path)
+    data = ListData(ListLoader(QUESTIONS, batch_size), ListLoader(QUESTIONS[:5], 2))
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
 
 
 def weights(module):
@@ -139,8 +140,7 @@ def test_resume_goes_on_exactly(make_grpo, make_trainer, tmp_path, settings):
     assert "hyper_parameters" not in stored
 
 
-@pytest.mark.filterwarnings("ignore:.*bf16.*is supported for historical reasons.*")
-def test_bf16_mixed_uses_the_working_copy_and_agrees_with_float32(make_grpo, make_trainer):
+def test_bf16_mixed_keeps_float32_weights_and_agrees_with_float32(make_grpo, make_trainer):
     rows = {}
     for precision in ("32-true", "bf16-mixed"):
         trainer, recorder = make_trainer(4, precision=precision)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from module_fakes import PASSAGES, QUESTIONS, ListLoader
+from module_fakes import PASSAGES, QUESTIONS, ListData, ListLoader
 
 from rpl.errors import DataError
 from rpl.rollouts.models import load_policy
@@ -26,7 +26,8 @@ EXAMPLES = [
 
 
 def fit(module, trainer, batch_size=3, ckpt_path=None):
-    trainer.fit(module, ListLoader(EXAMPLES, batch_size), ListLoader(QUESTIONS[:2], 2), ckpt_path=ckpt_path)
+    data = ListData(ListLoader(EXAMPLES, batch_size), ListLoader(QUESTIONS[:2], 2))
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
 
 
 def test_sft_loss_is_the_mean_over_trained_tokens_and_falls(make_sft, make_trainer):
@@ -85,22 +86,23 @@ def test_validation_scores_questions_also_without_padding_and_with_empty_batches
     trainer, _ = make_trainer(1)
     loader = ListLoader(QUESTIONS[:5], 2)
     loader.batches.append([])
-    (scores,) = trainer.validate(module, loader, verbose=False)
-    rollouts = [from_dict(Rollout, r) for batch in trainer.predict(module, loader) for r in batch]
+    data = ListData(evaluation=loader)
+    (scores,) = trainer.validate(module, datamodule=data, verbose=False)
+    rollouts = [from_dict(Rollout, r) for batch in trainer.predict(module, datamodule=data) for r in batch]
     assert [r.question_id for r in rollouts] == ["q0", "q1", "q2", "q3", "q4"]
     right = [r.answer == q.answers[0] for r, q in zip(rollouts, QUESTIONS, strict=False)]
     assert scores["val/em"] == pytest.approx(sum(right) / 5)
     assert 0 < scores["val/em"] < 1
     assert scores["val/evidence_recall"] == pytest.approx(sum(right) / 5)
     assert scores["val/turns"] == 2
-    (scores,) = trainer.test(module, loader, verbose=False)
+    (scores,) = trainer.test(module, datamodule=data, verbose=False)
     assert scores["test/em"] == pytest.approx(sum(right) / 5)
 
 
 def test_questions_without_gold_have_no_evidence_scores(make_sft, make_trainer):
     trainer, _ = make_trainer(1)
     loader = ListLoader([dataclasses.replace(q, gold_docs=()) for q in QUESTIONS[:2]], 2)
-    (scores,) = trainer.validate(make_sft(), loader, verbose=False)
+    (scores,) = trainer.validate(make_sft(), datamodule=ListData(evaluation=loader), verbose=False)
     assert "val/em" in scores
     assert "val/evidence_recall" not in scores
 

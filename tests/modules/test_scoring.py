@@ -1,4 +1,4 @@
-"""Log-probabilities of a real model: against transformers, against padding, masks and working copies."""
+"""Log-probabilities of a real model: against transformers, against padding and masks."""
 
 import dataclasses
 import random
@@ -9,7 +9,6 @@ import torch
 from rpl.errors import ConfigError
 from rpl.modules.batching import TrainingSequence, collate, micro_batches
 from rpl.modules.losses import surrogate_loss, token_weights
-from rpl.modules.replica import Replica
 from rpl.modules.scoring import check_scorable, score_tokens
 from rpl.rollouts.models import load_policy
 
@@ -32,14 +31,14 @@ def sequences(count=7):
     return items
 
 
-def loss_and_gradients(model, items, budget, chunk=1024, ratio="sampler"):
+def loss_and_gradients(model, items, budget, chunk=1024):
     model.zero_grad()
     total = sum(s.num_trained for s in items)
     value = 0.0
     for batch in micro_batches(items, budget):
         logprobs, _ = score_tokens(model, batch, temperature=0.8, chunk_tokens=chunk)
         m = batch.loss_mask
-        old = batch.sampler_logprobs[m] if ratio == "sampler" else None
+        old = batch.sampler_logprobs[m]
         out = surrogate_loss(logprobs, batch.advantages[m], token_weights(m, "sequence"), total, old_logprobs=old)
         out.loss.backward()
         value += out.loss.item()
@@ -109,63 +108,6 @@ def test_log_probabilities_of_observations_change_neither_loss_nor_gradient(mode
     assert observations[0] == base[0]
     assert all(torch.equal(a, b) for a, b in zip(observations[1], base[1], strict=True))
     assert loss_and_gradients(model, disturbed(True), 100)[0] != base[0]
-
-
-def test_a_float32_copy_hands_over_exactly_the_gradients_of_the_model(model):
-    items = sequences()
-    value, gradients = loss_and_gradients(model, items, 60)
-    model.zero_grad()
-    replica = Replica(model, torch.float32)
-    assert replica.model.get_output_embeddings().weight is replica.model.get_input_embeddings().weight
-    copied = 0.0
-    total = sum(s.num_trained for s in items)
-    for batch in micro_batches(items, 60):
-        logprobs, _ = score_tokens(replica.model, batch, temperature=0.8)
-        m = batch.loss_mask
-        out = surrogate_loss(
-            logprobs,
-            batch.advantages[m],
-            token_weights(m, "sequence"),
-            total,
-            old_logprobs=batch.sampler_logprobs[m],
-        )
-        out.loss.backward()
-        copied += out.loss.item()
-    assert copied == value
-    torch.testing.assert_close([p.grad for p in model.parameters()], gradients, atol=1e-7, rtol=1e-5)
-    assert all(p.grad is None for p in replica.model.parameters())
-
-
-def test_a_bfloat16_copy_follows_the_weights_and_gives_close_gradients(model):
-    items = sequences()
-    _, gradients = loss_and_gradients(model, items, 60, ratio="on_policy")
-    replica = Replica(model, torch.bfloat16)
-    _, _ = loss_and_gradients_of_copy(model, replica, items)
-    flat = torch.cat([g.flatten() for g in gradients])
-    copied = torch.cat([p.grad.flatten() for p in model.parameters()])
-    assert torch.cosine_similarity(flat, copied, dim=0) > 0.999
-    assert torch.cosine_similarity(flat, copied.roll(1), dim=0) < 0.999
-    with torch.no_grad():
-        weight = next(model.parameters())
-        weight += 1.0
-        twin = next(replica.model.parameters())
-        assert not torch.equal(twin, weight.to(torch.bfloat16))
-        replica.refresh()
-        assert torch.equal(twin, weight.to(torch.bfloat16))
-        weight -= 1.0
-
-
-def loss_and_gradients_of_copy(model, replica, items):
-    model.zero_grad()
-    total = sum(s.num_trained for s in items)
-    value = 0.0
-    for batch in micro_batches(items, 60):
-        logprobs, _ = score_tokens(replica.model, batch, temperature=0.8)
-        m = batch.loss_mask
-        out = surrogate_loss(logprobs, batch.advantages[m], token_weights(m, "sequence"), total)
-        out.loss.backward()
-        value += out.loss.item()
-    return value, None
 
 
 def test_scaled_logits_are_refused(model):
