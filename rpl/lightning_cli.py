@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 
 from lightning.pytorch.cli import LightningCLI
 
@@ -24,6 +26,10 @@ class RPLCLI(LightningCLI):
             args: The command line without the program name.
             run: Execute the subcommand that `args` begins with; `False` takes no subcommand and only builds.
         """
+        # Advertisements and device reports on every start would bury RPL's own lines.
+        logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         # Lightning's launcher starts further processes from sys.argv, and warns when arguments come in both ways.
         given, argv = args, sys.argv
         if args is not None and list(args) == argv[1:]:

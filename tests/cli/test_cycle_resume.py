@@ -1,0 +1,120 @@
+"""A schedule that is killed in every phase and started again ends with the numbers of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rpl.cli import run
+from rpl.errors import CheckpointError, ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TINY = str(CONFIGS / "tiny_cycle.yaml")
+
+
+def started(run_dir, log):
+    command = [sys.executable, "-m", "rpl", "cycle", "-c", TINY, "--run_dir", str(run_dir)]
+    return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+def begun(pattern):
+    return lambda folder: any(p.stat().st_size for p in folder.glob(pattern))
+
+
+PHASES = {
+    "00-rl": begun("checkpoints/*.ckpt"),
+    "01-harvest": begun("repairs.jsonl"),
+    "02-sft": begun("checkpoints/*.ckpt"),
+    "03-rl-2": begun("checkpoints/*.ckpt"),
+    "04-eval": begun("*.jsonl"),
+}
+
+
+def kill_in(run_dir, phase, log):
+    """Starts the schedule, waits until the phase is half-way, and kills it with signal 9."""
+    process = started(run_dir, log)
+    folder, deadline = run_dir / phase, time.monotonic() + 120
+    try:
+        while not PHASES[phase](folder):
+            assert process.poll() is None, f"ended before it could be killed in {phase}"
+            assert time.monotonic() < deadline, f"{phase} never got half-way"
+            time.sleep(0.002)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return not (folder / "done.json").exists()
+
+
+def without_clock(value):
+    if isinstance(value, dict):
+        return {k: without_clock(v) for k, v in value.items() if k not in ("seconds", "at", "cached")}
+    if isinstance(value, list):
+        return [without_clock(v) for v in value]
+    return value
+
+
+def outcome(run_dir):
+    lines = {
+        name: [without_clock(json.loads(line)) for line in (run_dir / name).read_text().splitlines()]
+        for name in ("rollouts.jsonl", "metrics.jsonl", "repairs.jsonl")
+    }
+    lines["metrics.jsonl"] = [x for x in lines["metrics.jsonl"] if not x["name"].startswith("time/")]
+    results = without_clock(json.loads((run_dir / "results.json").read_text()))
+    return lines, results, (run_dir / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    run(["cycle", "-c", TINY, "--run_dir", str(run_dir)])
+    return run_dir
+
+
+def test_a_run_that_is_killed_in_every_phase_ends_with_the_same_numbers(whole, tmp_path):
+    run_dir = tmp_path / "run"
+    with (tmp_path / "log").open("w") as log:
+        interrupted = [kill_in(run_dir, phase, log) for phase in PHASES]
+        assert started(run_dir, log).wait(timeout=240) == 0
+    assert sum(interrupted) >= 4, "the kills came too late to interrupt the phases"
+    killed, uninterrupted = outcome(run_dir), outcome(whole)
+    for mine, theirs in zip(killed, uninterrupted, strict=True):
+        assert mine == theirs
+
+
+def test_the_run_folder_holds_what_the_readme_says(whole):
+    names = {p.name for p in whole.iterdir()}
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "rollouts.jsonl", "repairs.jsonl"} <= names
+    assert {"results.json", "report.md", "learning.png", "frontier.png", "model"} <= names
+    results = json.loads((whole / "results.json").read_text())
+    rows = [(row["name"], row["phase"]) for row in results["rows"]]
+    assert rows[:4] == [("direct", "start"), ("policy", "rl"), ("policy", "sft"), ("policy", "rl-2")]
+    assert all(row["metrics"]["em"]["n"] == 10 for row in results["rows"])
+    assert sum(bool(row.get("best")) for row in results["rows"]) == 1
+
+
+def test_a_finished_run_is_not_run_again(whole):
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*.jsonl")}
+    run(["cycle", "-c", TINY, "--run_dir", str(whole)])
+    assert {p: p.stat().st_mtime_ns for p in whole.rglob("*.jsonl")} == before
+
+
+def test_the_folder_of_another_config_is_refused(whole):
+    with pytest.raises(CheckpointError, match=r"another configuration[\s\S]*seed: there 0, now 7"):
+        run(["cycle", "-c", TINY, "--run_dir", str(whole), "--seed", "7"])
+
+
+def test_a_folder_that_is_no_run_folder_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(CheckpointError, match=r"not a run folder.*thesis\.tex"):
+        run(["cycle", "-c", TINY, "--run_dir", str(tmp_path)])
+    assert (tmp_path / "thesis.tex").read_text() == "x"
+
+
+def test_a_schedule_that_cannot_work_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="nothing to learn from"):
+        run(["cycle", "-c", TINY, "--run_dir", str(tmp_path / "r"), "--phases", '[{"kind": "sft"}]'])

@@ -1,0 +1,65 @@
+"""A retriever that fails voids rollouts and stops the run with its cause; nothing is trained on it."""
+
+from pathlib import Path
+
+import pytest
+from helpers_rollouts import ScriptedSampler
+
+from rpl.errors import RetrieverError
+from rpl.executors.environment import Environment, EnvironmentConfig
+from rpl.lightning_cli import RPLCLI
+from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.faults import FaultInjection
+from rpl.retrieval.library import open_library
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PROGRAM = "<program>\nfor p in bm25(question, k=1):\n    print(p)\n</program>"
+
+
+def write(seed, turn):
+    """Every other rollout prints a passage, so that the rewards of a group differ and there is something to learn."""
+    return PROGRAM if turn == 0 and seed % 2 else "<answer>no</answer>"
+
+
+def fit(tmp_path, fail_every):
+    args = [x for name in ("base", "rl", "tiny") for x in ("-c", str(CONFIGS / f"{name}.yaml"))]
+    args += ["--trainer.logger.save_dir", str(tmp_path), "--trainer.default_root_dir", str(tmp_path)]
+    args += ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "0", "--model.rollout.max_new_tokens", "96"]
+    args += ["--model.reward", '{"printed_tokens": 1.0}']
+    cli = RPLCLI(args, run=False)
+    config = EnvironmentConfig(LibraryConfig(corpus="atlas-mini"), workers=1, infra_retries=1)
+    library = FaultInjection(open_library(config.library), fail_every)
+    cli.model.environment = Environment(config, library=library)
+    cli.model.sampler = ScriptedSampler(write)
+    cli.model.configure_model()
+    before = {name: weight.clone() for name, weight in cli.model.model.state_dict().items()}
+    error = None
+    try:
+        cli.trainer.fit(cli.model, cli.datamodule)
+    except RetrieverError as caught:
+        error = caught
+    changed = [name for name, weight in cli.model.model.state_dict().items() if not weight.equal(before[name])]
+    return error, changed, list(tmp_path.rglob("policy"))
+
+
+def test_a_broken_retriever_stops_the_run_before_anything_is_learnt(tmp_path):
+    error, changed, policies = fit(tmp_path, fail_every=1)
+    assert error is not None
+    assert "injected fault in bm25" in str(error)
+    assert changed == []
+    assert policies == []
+
+
+def test_a_healthy_retriever_trains_in_the_same_set_up(tmp_path):
+    """The twin: without faults the same run ends, and the weights change."""
+    error, changed, policies = fit(tmp_path, fail_every=10**9)
+    assert error is None
+    assert changed
+    assert len(policies) == 1
+
+
+@pytest.mark.parametrize("fail_every", [2])
+def test_a_fault_that_a_retry_mends_voids_nothing(tmp_path, fail_every):
+    error, changed, _ = fit(tmp_path, fail_every)
+    assert error is None
+    assert changed

@@ -1,0 +1,88 @@
+"""The README tells the truth: its commands run, its tables name what exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rpl.cli import COMMANDS, LIGHTNING_COMMANDS, run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def shell_lines():
+    """The commands of all shell blocks, continuation lines joined, comments dropped."""
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            command = line.split(" #")[0].strip()
+            if command and not command.startswith("#"):
+                yield command
+
+
+LINES = list(shell_lines())
+RPL_LINES = [line for line in LINES if line.startswith("rpl ")]
+
+
+def test_every_command_is_documented():
+    documented = {line.split()[1] for line in RPL_LINES}
+    assert documented >= set(COMMANDS) | {"fit", "validate", "test"}
+
+
+@pytest.mark.parametrize("line", RPL_LINES)
+def test_rpl_lines_name_commands_and_files_that_exist(line):
+    words = shlex.split(line)
+    assert words[1] in LIGHTNING_COMMANDS | COMMANDS
+    for word in words:
+        if word.startswith("configs/"):
+            assert (ROOT / word).is_file(), word
+
+
+@pytest.mark.parametrize("line", [x for x in LINES if x.startswith("make ")])
+def test_make_targets_exist(line):
+    target = shlex.split(line)[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_shell_lines_are_only_of_known_kinds():
+    kinds = {shlex.split(line)[0] for line in LINES}
+    assert kinds <= {"rpl", "make", "pip", "git", "cd", "cat"}, kinds
+
+
+TINY = {"smollm2-135m": "tiny", "runs/quickstart/model": "tiny"}
+
+
+def tiny_version(line, tmp_path):
+    """The same command on the tiny model and the small atlas, writing below `tmp_path`."""
+    words = [TINY.get(word, word) for word in shlex.split(line)[1:]]
+    words = [str(ROOT / w) if w.startswith("configs/") else w for w in words]
+    words = [str(tmp_path / w) if w.startswith(("my/", "runs/")) or w == "repairs.jsonl" else w for w in words]
+    if words[0] in LIGHTNING_COMMANDS:
+        words += ["-c", str(ROOT / "configs/tiny.yaml"), "--trainer.logger.save_dir", str(tmp_path)]
+        words += ["--trainer.default_root_dir", str(tmp_path)]
+    elif words[0] == "cycle":
+        words = ["cycle", "-c", str(ROOT / "configs/tiny_cycle.yaml"), "--run_dir", str(tmp_path / "runs/quickstart")]
+    elif words[0] == "harvest":
+        words += ["--questions", "atlas-mini", "--environment.library.corpus", "atlas-mini", "--num_questions", "4"]
+        words += ["--harvest.max_new_tokens", "8", "--harvest.control_questions", "1", "--harvest.num_samples", "1"]
+    elif words[0] == "ask":
+        words += ["--rollout.max_new_tokens", "8"]
+    return words
+
+
+@pytest.mark.timeout(600)
+def test_the_commands_run_in_the_order_of_the_readme(tmp_path, monkeypatch):
+    """All `rpl` lines, one after the other, as a reader would run them (tiny model, small atlas)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my/corpus.jsonl").write_text('{"id": "a", "title": "Owls", "text": "Owls hunt at night."}\n')
+    (tmp_path / "my/questions.jsonl").write_text(
+        '{"id": "q", "question": "When do owls hunt?", "answers": ["at night"], "gold_docs": ["a"]}\n'
+    )
+    for name, text in re.findall(r"```python\n# (\S+)\n(.*?)```", README, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    for line in RPL_LINES:
+        if "--print_config" in line or "fsdp.yaml" in line or "hotpot" in line:
+            continue
+        run(tiny_version(line, tmp_path))
