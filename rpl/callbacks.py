@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from rpl.errors import ConfigError
 from rpl.files import append_jsonl, read_appended, write_jsonl
 from rpl.modules.base import PolicyModule
 from rpl.types import to_dict
@@ -34,22 +35,22 @@ class RunRecorder(Callback):
         self.run_dir = Path()
 
     @rank_zero_only
-    def on_train_start(self, trainer: pl.Trainer, pl_module: PolicyModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drops lines of iterations that will run (again)."""
         self.run_dir = Path(self.given or trainer.log_dir or trainer.default_root_dir)
         for name in ("metrics.jsonl", "rollouts.jsonl"):
             path = self.run_dir / name
             lines = read_appended(path)
-            kept = [x for x in lines if x["phase"] != self.phase or x["iteration"] < pl_module.iteration]
+            kept = [x for x in lines if x["phase"] != self.phase or x["iteration"] < _policy(pl_module).iteration]
             if len(kept) != len(lines):
                 write_jsonl(path, kept)
 
     @rank_zero_only
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: PolicyModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Writes one line a logged value, and one a rollout."""
-        iteration = pl_module.iteration - 1
+        iteration = _policy(pl_module).iteration - 1
         values = {
             k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(("train/", "rollout/", "time/"))
         }
@@ -63,16 +64,22 @@ class RunRecorder(Callback):
             append_jsonl(self.run_dir / "rollouts.jsonl", [stamp | to_dict(item) for item in scored])
 
     @rank_zero_only
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: PolicyModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Writes the validation scores under the iteration they were measured after."""
         if trainer.sanity_checking:
             return
-        stamp = {"phase": self.phase, "iteration": pl_module.iteration - 1}
+        stamp = {"phase": self.phase, "iteration": _policy(pl_module).iteration - 1}
         values = _logged(trainer, ("val/",))
         append_jsonl(
             self.run_dir / "metrics.jsonl",
             [stamp | {"name": k, "value": v, "at": round(time.time(), 1)} for k, v in sorted(values.items())],
         )
+
+
+def _policy(module: pl.LightningModule) -> PolicyModule:
+    if not isinstance(module, PolicyModule):
+        raise ConfigError(f"trainer.callbacks: RPL's callbacks need one of its modules, got {type(module).__name__}")
+    return module
 
 
 def _logged(trainer: pl.Trainer, prefixes: tuple[str, ...]) -> dict[str, float]:
@@ -90,7 +97,7 @@ class ExportPolicy(Callback):
         """
         self.dirpath = dirpath
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: PolicyModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Exports the policy."""
         folder = Path(self.dirpath) if self.dirpath else Path(trainer.log_dir or trainer.default_root_dir) / "policy"
-        pl_module.export_policy(folder)
+        _policy(pl_module).export_policy(folder)

@@ -30,6 +30,8 @@ class RPLCLI(LightningCLI):
         logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        # Checkpoints hold the state after the update, which is what a resumed run goes on from.
+        warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
         # Lightning's launcher starts further processes from sys.argv, and warns when arguments come in both ways.
         given, argv = args, sys.argv
         if args is not None and list(args) == argv[1:]:

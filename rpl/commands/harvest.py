@@ -13,7 +13,7 @@ from rpl.executors.environment import Environment, EnvironmentConfig
 from rpl.repair.config import HarvestConfig
 
 
-def harvest(
+def harvest_failures(
     checkpoint: str,
     out: str,
     questions: str | list[str] = "atlas",
@@ -64,4 +64,4 @@ def _say(text: str) -> None:
 
 def run(args: Sequence[str]) -> Any:
     """Parses and executes `rpl harvest`."""
-    return call("harvest", harvest, args)
+    return call("harvest", harvest_failures, args)

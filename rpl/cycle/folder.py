@@ -39,20 +39,28 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         self._lock = (path / ".lock").open("w")
         try:
+            self._claim(config)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _claim(self, config: Mapping[str, Any]) -> None:
+        try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise CheckpointError(f"{path}: another process is running in this folder") from error
-        config_file = path / "config.yaml"
+            raise CheckpointError(f"{self.path}: another process is running in this folder") from error
+        config_file = self.path / "config.yaml"
         if config_file.exists():
             self._check_same(config_file, config)
-        else:
-            foreign = sorted(p.name for p in path.iterdir() if p.name != ".lock")
-            if foreign:
-                raise CheckpointError(f"{path}: not a run folder and not empty (holds {', '.join(foreign[:5])})")
-            import yaml
+            return
+        foreign = sorted(p.name for p in self.path.iterdir() if p.name not in (".lock", "environment.json"))
+        if foreign:
+            raise CheckpointError(f"{self.path}: not a run folder and not empty (holds {', '.join(foreign[:5])})")
+        import yaml
 
-            write_text(config_file, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
-            write_json(path / "environment.json", describe_environment())
+        # the configuration comes last: a folder that has one is a whole run folder
+        write_json(self.path / "environment.json", describe_environment())
+        write_text(config_file, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
     def _check_same(self, config_file: Path, config: Mapping[str, Any]) -> None:
         import yaml

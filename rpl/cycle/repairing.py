@@ -28,6 +28,7 @@ def harvest_policy(
     dtype: Literal["float32", "bfloat16"],
     config: HarvestConfig,
     rollouts: Path | None = None,
+    model_name: str | None = None,
 ) -> dict[str, Any]:
     """Harvests a policy's failures on training questions into `out`, or goes on doing so.
 
@@ -40,6 +41,7 @@ def harvest_policy(
         dtype: Autocast type of sampling.
         config: Search, control, benefit.
         rollouts: Recorded rollouts to take the programs from, in place of new samples.
+        model_name: What the records call the policy; by default `policy`.
 
     Returns:
         The summary of the harvest.
@@ -57,7 +59,7 @@ def harvest_policy(
             environment=environment,
             config=config,
             out=out,
-            model_name=policy,
+            model_name=model_name or policy,
             rollouts=rollouts,
             progress=bar.update,
         )

@@ -186,6 +186,7 @@ def _run_phase(
                 style=schedule.style,
                 dtype=schedule.dtype,
                 config=phase.harvest,
+                model_name=os.path.relpath(current, schedule.run.path) if policies else current,
             )
             report_repair(schedule.run.path, out)
             everything = [*repairs, out]

@@ -25,6 +25,8 @@ class SFTExample:
     """Pairs of program and observation, in order."""
     answer: str
     """The first accepted answer."""
+    imitate: bool = True
+    """Whether the programs are to be learnt, or the answer alone: how to read what they printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def read_repairs(paths: Iterable[Path]) -> list[LocatedRepair]:
 
 
 def build_examples(
-    repairs: Sequence[LocatedRepair], splits: QuestionSplits, max_per_question: int | None
+    repairs: Sequence[LocatedRepair], splits: QuestionSplits, max_per_question: int | None, readings: bool = True
 ) -> list[SFTExample]:
     """Turns verified repairs into examples; what was not verified is left out.
 
@@ -64,6 +66,7 @@ def build_examples(
         splits: Where each question belongs.
         max_per_question: Most examples a question, those with the fewest edits first; `None` keeps all. A program is
             never kept twice for one question.
+        readings: Whether evidence that was recorded to be read gives one more example a question.
 
     Returns:
         Examples in the order of the training questions, whatever the order of the files.
@@ -95,6 +98,10 @@ def build_examples(
             assert repair.trace is not None
             steps = ((repair.child, repair.trace.observation),)
             examples.append(SFTExample(question.question, question.id, steps, question.answers[0]))
+        recorded = [r.extra["reading"] for r in by_question.get(question.id, ()) if "reading" in r.extra]
+        if readings and recorded:
+            steps = ((recorded[0]["program"], recorded[0]["observation"]),)
+            examples.append(SFTExample(question.question, question.id, steps, question.answers[0], imitate=False))
     return examples
 
 

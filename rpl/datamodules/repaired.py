@@ -18,6 +18,7 @@ class RepairedDataModule(RPLDataModule):
             those of validation or test questions are refused.
         questions: `atlas`, `atlas-mini`, or the questions files that the repairs come from.
         max_per_question: Most examples a question, those with the fewest edits first; `None` keeps all.
+        readings: Whether evidence that the harvest recorded to be read (`harvest.reading_program`) is trained on too.
         val_questions: Files whose rows are all for validation, if they are apart.
         test_questions: Files whose rows are all for testing, if they are apart.
         test_split: `val` tests on the val (dev) rows; validation questions are then carved from train.
@@ -36,6 +37,7 @@ class RepairedDataModule(RPLDataModule):
         repairs: str | list[str],
         questions: str | list[str] = "atlas",
         max_per_question: int | None = 1,
+        readings: bool = True,
         val_questions: str | list[str] | None = None,
         test_questions: str | list[str] | None = None,
         test_split: Literal["test", "val"] = "test",
@@ -64,6 +66,7 @@ class RepairedDataModule(RPLDataModule):
             raise ConfigError(f"data.max_per_question must be at least 1, got {max_per_question}")
         self.repairs = [repairs] if isinstance(repairs, str) else list(repairs)
         self.max_per_question = max_per_question
+        self.readings = readings
         self._examples: list[SFTExample] | None = None
 
     def train_items(self) -> list[SFTExample]:
@@ -74,7 +77,7 @@ class RepairedDataModule(RPLDataModule):
         """
         if self._examples is None:
             repairs = read_repairs(Path(path).expanduser() for path in self.repairs)
-            examples = build_examples(repairs, self.splits, self.max_per_question)
+            examples = build_examples(repairs, self.splits, self.max_per_question, self.readings)
             used = {question.id for question in self.train_questions_used}
             self._examples = [example for example in examples if example.question_id in used]
         if not self._examples:

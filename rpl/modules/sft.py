@@ -31,6 +31,10 @@ class Example(Protocol):
     def answer(self) -> str:
         """The answer to be written at the end."""
 
+    @property
+    def imitate(self) -> bool:
+        """Whether the programs are trained on; otherwise the one program is given, and only its result is read."""
+
 
 class SFTModule(TrainingModule):
     """Trains the policy to write given programs and answers; a training batch is a list of examples.
@@ -82,4 +86,8 @@ class SFTModule(TrainingModule):
             raise DataError(
                 f"the transcript of question {example.question_id!r} has {len(ids)} tokens; the policy reads {limit}"
             )
+        if not example.imitate:
+            program, observation = example.steps[-1]
+            given = len(self.renderer.prefilled_ids(example.question, program, observation))
+            mask = [trained and i >= given for i, trained in enumerate(mask)]
         return TrainingSequence(tuple(ids), tuple(mask))

@@ -31,6 +31,10 @@ class HarvestConfig:
     """The search."""
     keep_successes: bool = True
     """Whether verified programs of the policy itself become training data as well."""
+    reading_program: str | None = None
+    """A wider program, such as BM25's first four passages. Where it prints all gold, its result is kept beside the
+    repair as something to read: SFT then trains the answer on it, never the program. It teaches the policy to read past
+    passages that do not matter, and keeps a fixed program that the same weights read from being an easy baseline."""
     control: ControlConfig = field(default_factory=ControlConfig)
     """The resample control."""
     control_questions: int | None = 100
@@ -52,7 +56,8 @@ class HarvestConfig:
             raise ConfigError(f"harvest.temperature must be at least 0, got {self.temperature}")
         if self.control_questions is not None and self.control_questions < 0:
             raise ConfigError(f"harvest.control_questions must be at least 0, got {self.control_questions}")
-        try:
-            parse(self.seed_program)
-        except ProgramError as error:
-            raise ConfigError(f"harvest.seed_program is not a program: {error.message}") from error
+        for name in ("seed_program", "reading_program"):
+            try:
+                parse(getattr(self, name) or "pass")
+            except ProgramError as error:
+                raise ConfigError(f"harvest.{name} is not a program: {error.message}") from error

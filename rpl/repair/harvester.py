@@ -90,7 +90,7 @@ class Harvester:
             attempted: How many failed questions came before it.
         """
         starts = self._starts(questions)
-        records = [self._record(start) for start in starts]
+        records = self._with_readings(questions, [self._record(start) for start in starts])
         limit = self._config.control_questions
         failed = [i for i, record in enumerate(records) if record.verdict in ATTEMPTED]
         chosen = failed if limit is None else failed[: max(0, limit - attempted)]
@@ -170,6 +170,20 @@ class Harvester:
         )
         extra["from_seed_program"] = start.parent_trace is None
         return replace(found, model=self._model_name, extra=extra)
+
+    def _with_readings(self, questions: Sequence[Question], records: list[Repair]) -> list[Repair]:
+        """Adds the reading program's result to the records of questions whose gold it prints."""
+        if self._config.reading_program is None:
+            return records
+        source = parse(self._config.reading_program).source
+        traces = self._executor.run_many([(source, question.question) for question in questions])
+        added = []
+        for question, record, trace in zip(questions, records, traces, strict=True):
+            Budget(1).spend(trace)
+            fits = self._verifier.verify(question, trace, self._repair.max_printed_tokens).ok
+            reading = {"program": source, "observation": trace.observation}
+            added.append(replace(record, extra={**record.extra, "reading": reading}) if fits else record)
+        return added
 
     def _controls(self, starts: Sequence[_Start], records: Sequence[Repair]) -> list[ControlResult]:
         tasks = [

@@ -64,6 +64,7 @@ def test_unknown_keys_are_refused(tmp_path, capsys):
     assert "group_sise" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_yaml_wins_over_what_a_checkpoint_remembers(tmp_path):
     """Lightning would let hyper-parameters in a checkpoint beat YAML and flags, even the class."""
     run(["fit", *compose("rl", "--trainer.max_steps", "1", tmp_path=tmp_path)])

@@ -113,6 +113,17 @@ def test_repairs_become_examples(tmp_path: Path, questions: dict[str, list[Quest
     assert twice.train_items() == more.train_items()
 
 
+def test_evidence_to_read_is_an_example_of_its_own(tmp_path: Path, questions: dict[str, list[Question]]) -> None:
+    a, b = questions["train"][:2]
+    reading = {"program": "print(4)", "observation": "wide"}
+    file = save(tmp_path / "repairs.jsonl", [repair(a, extra={"reading": reading}), repair(b)])
+    examples = RepairedDataModule(file, "atlas-mini").train_items()
+    assert [(e.question_id, e.imitate) for e in examples] == [(a.id, True), (a.id, False), (b.id, True)]
+    assert examples[1].steps == (("print(4)", "wide"),)
+    without = RepairedDataModule(file, "atlas-mini", readings=False).train_items()
+    assert [e.imitate for e in without] == [True, True]
+
+
 @pytest.mark.parametrize("split", ["val", "test"])
 @pytest.mark.parametrize("verdict", ["repaired", "budget"])
 def test_repairs_of_held_out_questions_are_refused(

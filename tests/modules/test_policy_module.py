@@ -17,6 +17,7 @@ class Example:
     question_id: str
     steps: tuple[tuple[str, str], ...]
     answer: str
+    imitate: bool = True
 
 
 EXAMPLES = [
@@ -28,6 +29,17 @@ EXAMPLES = [
 def fit(module, trainer, batch_size=3, ckpt_path=None):
     data = ListData(ListLoader(EXAMPLES, batch_size), ListLoader(QUESTIONS[:2], 2))
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+
+
+def test_an_example_to_read_trains_the_answer_and_never_the_program(make_sft):
+    module = make_sft()
+    module.configure_model()
+    whole = module.sequence(EXAMPLES[0])
+    read = module.sequence(dataclasses.replace(EXAMPLES[0], imitate=False))
+    assert read.token_ids == whole.token_ids
+    trained = [i for i, m in zip(read.token_ids, read.loss_mask, strict=True) if m]
+    assert module.tokenizer.decode(trained).startswith(f"<answer>{EXAMPLES[0].answer}</answer>")
+    assert sum(whole.loss_mask) > sum(read.loss_mask) > 0
 
 
 def test_sft_loss_is_the_mean_over_trained_tokens_and_falls(make_sft, make_trainer):

@@ -199,6 +199,20 @@ def test_the_seed_program_stands_in_where_nothing_parses(train, policy, environm
     assert record["parent"] == SEED_PROGRAM
 
 
+def test_wide_evidence_is_recorded_to_be_read_only_where_it_holds_all_gold(train, policy, environment, tmp_path):
+    wide = "for p in bm25(question, k=4):\n    print(p)"
+    config = dataclasses.replace(CONFIG, control_questions=0, reading_program=wide)
+    run(train[:12], policy, environment, tmp_path / "repairs.jsonl", config)
+    records = [from_dict(Repair, record) for _, record in read_jsonl(tmp_path / "repairs.jsonl")]
+    found = {r.question_id: r.extra["reading"] for r in records if "reading" in r.extra}
+    assert 0 < len(found) < len(records)
+    for q in train[:12]:
+        trace = environment.executor.run(wide, q.question)
+        assert (q.id in found) == (set(q.gold_docs) <= set(trace.printed_ids))
+        if q.id in found:
+            assert found[q.id] == {"program": wide, "observation": trace.observation}
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -206,6 +220,7 @@ def test_the_seed_program_stands_in_where_nothing_parses(train, policy, environm
         ({"temperature": -1.0}, "harvest.temperature"),
         ({"control_questions": -1}, "harvest.control_questions"),
         ({"seed_program": "import os"}, "harvest.seed_program is not a program"),
+        ({"reading_program": "import os"}, "harvest.reading_program is not a program"),
     ],
 )
 def test_wrong_settings_are_named(wrong, message):

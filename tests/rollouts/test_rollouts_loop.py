@@ -1,10 +1,12 @@
+import math
+
 import pytest
 from helpers_rollouts import ScriptedSampler, TableExecutor, question
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpl.errors import ConfigError, RetrieverError
-from rpl.rollouts.health import InfraGuard
+from rpl.rollouts.health import InfraGuard, binomial_tail
 from rpl.rollouts.hf_sampler import HFSampler
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
 from rpl.rollouts.renderer import Renderer
@@ -205,29 +207,35 @@ def rollout(void):
 
 
 def test_the_guard_drops_void_rollouts_and_counts_them():
-    guard = InfraGuard(max_rate=0.5, min_rollouts=4)
+    guard = InfraGuard(max_rate=0.5)
     kept = guard.check([rollout(False), rollout(True), rollout(False)])
     assert [r.infra_error for r in kept] == [None, None]
     assert guard.rate == pytest.approx(1 / 3)
 
 
-def test_the_guard_stops_a_run_past_the_rate_but_not_before_it_has_seen_enough():
-    guard = InfraGuard(max_rate=0.1, min_rollouts=10)
-    guard.check([rollout(True), rollout(False)])
-    guard.check([rollout(False)] * 6)
-    with pytest.raises(RetrieverError, match=r"2 of 10 .*allowed 10.00%.*no route to host"):
-        guard.check([rollout(True), rollout(False)])
-    assert InfraGuard(max_rate=0.2, min_rollouts=10).check([rollout(True)] * 2 + [rollout(False)] * 8)
+def test_the_guard_forgives_what_may_be_chance_and_stops_at_what_is_not():
+    guard = InfraGuard()
+    guard.check([rollout(True)] * 2 + [rollout(False)] * 30)
+    with pytest.raises(RetrieverError, match=r"5 of 64 .*allowed 0.50%.*no route to host"):
+        guard.check([rollout(True)] * 3 + [rollout(False)] * 29)
+    assert InfraGuard(max_rate=0.2).check([rollout(True)] * 5 + [rollout(False)] * 27)
+
+
+def test_the_stopping_rule_is_a_binomial_test():
+    def slow(count, trials, rate):
+        return sum(math.comb(trials, i) * rate**i * (1 - rate) ** (trials - i) for i in range(count, trials + 1))
+
+    for count, trials, rate in ((1, 8, 0.3), (3, 32, 0.005), (7, 256, 0.005)):
+        assert binomial_tail(count, trials, rate) == pytest.approx(slow(count, trials, rate), rel=1e-9)
+        assert binomial_tail(count, trials, rate) != pytest.approx(slow(count + 1, trials, rate), rel=1e-9)
 
 
 def test_a_batch_that_is_void_as_a_whole_stops_the_run_at_once():
     with pytest.raises(RetrieverError, match=r"all 2 rollouts.*no route to host \(2×\)"):
-        InfraGuard(min_rollouts=10_000).check([rollout(True)] * 2)
+        InfraGuard(max_rate=1.0).check([rollout(True)] * 2)
     assert InfraGuard().check([]) == []
 
 
 def test_the_guard_checks_its_settings():
     with pytest.raises(ConfigError, match="max_rate"):
         InfraGuard(max_rate=2.0)
-    with pytest.raises(ConfigError, match="min_rollouts"):
-        InfraGuard(min_rollouts=0)

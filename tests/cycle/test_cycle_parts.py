@@ -1,0 +1,92 @@
+"""The parts of the schedule that need no model: names, folders, locks, the estimate."""
+
+import json
+
+import pytest
+
+from rpl.cycle.config import EvalConfig, PhaseConfig, name_phases
+from rpl.cycle.folder import RunFolder
+from rpl.cycle.plan import Rates, memory_gib, rates_for
+from rpl.cycle.run import _point
+from rpl.errors import CheckpointError, ConfigError
+
+CONFIG = {"seed": 0, "phases": [{"kind": "rl"}, {"kind": "eval", "k": [1, 3]}]}
+
+
+def test_phases_without_a_name_are_numbered():
+    phases = [PhaseConfig(kind) for kind in ("rl", "harvest", "sft", "rl", "harvest")]
+    assert name_phases(phases) == ["rl", "harvest", "sft", "rl-2", "harvest-2"]
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ([], "at least one phase"),
+        ([PhaseConfig("rl", name="a"), PhaseConfig("sft", name="a")], "'a' is used twice"),
+        ([PhaseConfig("rl", name="a/b")], "letters, digits"),
+    ],
+)
+def test_bad_names_are_refused(phases, message):
+    with pytest.raises(ConfigError, match=message):
+        name_phases(phases)
+
+
+def test_an_evaluation_needs_a_depth():
+    with pytest.raises(ConfigError, match="fixed_k"):
+        EvalConfig(fixed_k=())
+
+
+def test_a_folder_is_reopened_by_the_same_config_only(tmp_path):
+    RunFolder(tmp_path / "run", CONFIG).close()
+    RunFolder(tmp_path / "run", CONFIG).close()
+    other = {**CONFIG, "phases": [{"kind": "rl"}, {"kind": "eval", "k": [1, 5]}]}
+    with pytest.raises(CheckpointError, match=r"phases\.1\.k\.1: there 3, now 5"):
+        RunFolder(tmp_path / "run", other)
+
+
+def test_a_folder_serves_one_process_at_a_time(tmp_path):
+    first = RunFolder(tmp_path / "run", CONFIG)
+    with pytest.raises(CheckpointError, match="another process"):
+        RunFolder(tmp_path / "run", CONFIG)
+    first.close()
+    RunFolder(tmp_path / "run", CONFIG).close()
+
+
+def test_a_phase_is_done_when_its_marker_is_there(tmp_path):
+    run = RunFolder(tmp_path / "run", CONFIG)
+    phase = run.phase(1, "sft")
+    (phase / "checkpoints").mkdir()
+    assert run.done(phase) is None
+    run.finish(phase, {"policy": "p"})
+    assert run.done(phase) == {"policy": "p"}
+    assert not (phase / "checkpoints").exists()
+    run.close()
+
+
+def test_the_environment_is_recorded(tmp_path):
+    RunFolder(tmp_path / "run", CONFIG).close()
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["packages"]["torch"]
+    assert environment["cpus"] >= 1
+
+
+def test_the_model_link_moves_in_one_step(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name)
+        _point(tmp_path / "model", tmp_path / name)
+        assert (tmp_path / "model" / "config.json").read_text() == name
+
+
+def test_rates_scale_with_the_machine_and_against_the_model():
+    slow, fast = rates_for(10**8, 1e11), rates_for(10**8, 2e11)
+    assert isinstance(slow, Rates)
+    assert fast.train == pytest.approx(2 * slow.train)
+    assert rates_for(2 * 10**8, 1e11).decode == pytest.approx(slow.decode / 2)
+    assert slow.train < slow.prefill
+
+
+def test_memory_counts_states_and_activations():
+    small = memory_gib(10**8, 576, 30, 1024, bf16=False)
+    assert small == pytest.approx(1.0 + (16e8 + 1024 * 30 * 576 * 34 * 4) / 2**30)
+    assert memory_gib(10**8, 576, 30, 4096, bf16=False) > small
