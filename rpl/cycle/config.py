@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from jsonargparse.typing import Path_fr
 
 from rpl.errors import ConfigError
 from rpl.repair.harvest import HarvestConfig
+
+Fragment = dict  # not dict[str, Any]: a parser that looks into it takes `class_path` for a class and fills in defaults
+"""A part of a LightningCLI configuration, passed on as it stands."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,11 @@ class PhaseConfig:
     """Unique; names the phase's folder. By default the kind, with a number when it occurs again."""
     num_questions: int | None = None
     """`harvest`: how many training questions; all by default."""
-    trainer: dict[str, Any] = field(default_factory=dict)
+    trainer: Fragment = field(default_factory=dict)
     """`rl`, `sft`: Trainer arguments of this phase, such as `max_steps`."""
-    model: dict[str, Any] = field(default_factory=dict)
+    model: Fragment = field(default_factory=dict)
     """`rl`, `sft`: arguments of the module, over those of the schedule."""
-    data: dict[str, Any] = field(default_factory=dict)
+    data: Fragment = field(default_factory=dict)
     """`rl`, `sft`: arguments of the datamodule, over those of the schedule."""
     checkpoint_every: int = 5
     """`rl`, `sft`: optimizer steps between resumable checkpoints."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from jsonargparse.typing import Path_fr
 
-from rpl.cycle.config import PhaseConfig, name_phases
+from rpl.cycle.config import Fragment, PhaseConfig, name_phases
 from rpl.cycle.folder import RunFolder
 from rpl.errors import ConfigError
 from rpl.executors.environment import Environment, EnvironmentConfig
@@ -66,9 +66,9 @@ def cycle(
     prompt_style: Style = "compact",
     environment: EnvironmentConfig = EnvironmentConfig(),
     rollout: RolloutConfig = RolloutConfig(),
-    data: dict[str, Any] | None = None,
-    trainer: dict[str, Any] | None = None,
-    model: dict[str, Any] | None = None,
+    data: Fragment | None = None,
+    trainer: Fragment | None = None,
+    model: Fragment | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Runs a schedule of phases (RL, harvest, SFT, RL, …, eval) in one run folder, or goes on with it.
@@ -91,15 +91,16 @@ def cycle(
         seed: Seed of everything.
     """
     names = name_phases(phases)
+    data, trainer, model = data or {}, trainer or {}, model or {}
     configs = {"rl": [Path(p.absolute) for p in rl], "sft": [Path(p.absolute) for p in sft]}
     resolved = {
         "policy": policy,
         "prompt_style": prompt_style,
         "environment": asdict(environment),
         "rollout": asdict(rollout),
-        "data": data or {},
-        "trainer": trainer or {},
-        "model": model or {},
+        "data": data,
+        "trainer": trainer,
+        "model": model,
         "seed": seed,
         "phases": [{**asdict(replace(p, name=n))} for p, n in zip(phases, names, strict=True)],
         "configs": {kind: {p.name: digest(p.read_bytes()) for p in files} for kind, files in configs.items()},
@@ -111,9 +112,9 @@ def cycle(
         environment=environment,
         rollout=rollout,
         style=prompt_style,
-        data=data or {},
-        trainer=trainer or {},
-        model=model or {},
+        data=data,
+        trainer=trainer,
+        model=model,
         configs=configs,
         seed=seed,
     )

@@ -61,7 +61,7 @@ class PolicyModule(LightningModule, ABC):
             `None` takes 1024 on a CPU, where activations should stay in its caches, and 16384 elsewhere.
         logprob_chunk_tokens: Tokens whose logits over the vocabulary exist at the same time.
         activation_checkpointing: Compute activations again in the backward pass: slower, much less memory.
-        max_void_rate: Tolerated share of rollouts that fail for reasons of infrastructure; significantly more stop the run.
+        max_void_rate: Tolerated share of rollouts that infrastructure may fail; significantly more stop the run.
         seed: Names the sampling noise.
     """
 

@@ -1,15 +1,19 @@
 """The parts of the schedule that need no model: names, folders, locks, the estimate."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from rpl.commands.parsing import make_parser
+from rpl.cycle import cycle
 from rpl.cycle.config import EvalConfig, PhaseConfig, name_phases
 from rpl.cycle.folder import RunFolder
 from rpl.cycle.plan import Rates, memory_gib, rates_for
 from rpl.cycle.run import _point
 from rpl.errors import CheckpointError, ConfigError
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 CONFIG = {"seed": 0, "phases": [{"kind": "rl"}, {"kind": "eval", "k": [1, 3]}]}
 
 
@@ -29,6 +33,14 @@ def test_phases_without_a_name_are_numbered():
 def test_bad_names_are_refused(phases, message):
     with pytest.raises(ConfigError, match=message):
         name_phases(phases)
+
+
+def test_class_paths_in_fragments_are_passed_on_as_they_stand(tmp_path):
+    phase = {"kind": "sft", "model": {"optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.1}}}}
+    args = ["-c", str(CONFIGS / "tiny_cycle.yaml"), "--phases", json.dumps([phase])]
+    parser = make_parser("cycle", cycle)
+    [parsed] = parser.instantiate(parser.parse_args(args)).phases
+    assert parsed.model == phase["model"]
 
 
 def test_an_evaluation_needs_a_depth():
