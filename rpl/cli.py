@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -52,6 +53,8 @@ def run(args: Sequence[str]) -> Any:
     if args[0] in ("-V", "--version"):
         sys.stdout.write(f"rpl {__version__}\n")
         raise SystemExit(0)
+    # Huge pages for large tensors halve the cost of first touching the key-value cache; torch reads this at import.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     command = args[0]
     if command in LIGHTNING_COMMANDS:
         from rpl.lightning_cli import RPLCLI

@@ -202,9 +202,9 @@ class Repair:
     """Program executions that were spent on this question, the final verification included."""
     uncached_calls: int = 0
     verdict: str = ""
-    """`repaired`, `already_verified`, `budget`, `exhausted` or `no_gold`."""
+    """`repaired`, `already_verified`, `solved` (verified, but not kept), `budget`, `exhausted` or `no_gold`."""
     failure: str = ""
-    """Where the parent lost the evidence: `crashed`, `never_fetched`, `not_printed`, `over_budget`, `none`."""
+    """Where the parent lost it: `crashed`, `never_fetched`, `lost_in_rerank`, `not_printed`, `over_budget`, `none`."""
     trace: Trace | None = None
     """Trace of the child."""
     seed: int = 0

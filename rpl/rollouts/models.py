@@ -88,7 +88,9 @@ def load_policy(name: str | Path, dtype: str = "float32", attention: str = "sdpa
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # bars of a second each would bury those of long work
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
     if attention == "rpl_gqa":
