@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from rpl.evaluation.tables import metric_of, row_label
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX*"  # one more than colours, so that pairs repeat late
-_NARROW = 0.12  # a phase shorter than this share of all iterations has no room for an upright name
 _SMOOTH = 10  # iterations in the moving mean that is drawn through noisy training values
 
 
@@ -34,56 +33,47 @@ class Point:
 
 
 def learning_figure(points: Sequence[Point], names: Sequence[str]) -> Any:
-    """Draws logged values over iterations, phases side by side.
+    """Draws logged values over iterations, one panel a phase with a common vertical axis.
 
     Names that begin with `train/` are drawn as faint values with a moving mean, all others as marked points.
 
     Args:
-        points: The logged values, in any order.
+        points: The logged values; panels stand side by side in the order in which phases first appear.
         names: Which to draw, in the order of the legend; at least one point must bear one of them.
 
     Returns:
         A matplotlib figure.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     wanted = [point for point in points if point.name in names]
-    starts, edges = _phase_offsets(wanted)
-    figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    for index, name in enumerate(name for name in names if any(point.name == name for point in wanted)):
-        colour, marker = COLOURS[index % len(COLOURS)], _MARKERS[index % len(_MARKERS)]
-        label = name
-        for phase, offset in starts.items():
+    drawn = {point.phase for point in wanted}
+    phases = [phase for phase in dict.fromkeys(point.phase for point in points) if phase in drawn]
+    present = [name for name in names if any(point.name == name for point in wanted)]
+    figure = Figure(figsize=(max(6.0, 2.4 * len(phases) + 2.5), 4.2), dpi=150, layout="constrained")
+    panels = figure.subplots(1, len(phases), sharey=True, squeeze=False)[0]
+    for axes, phase in zip(panels, phases, strict=True):
+        for index, name in enumerate(present):
+            colour, marker = COLOURS[index % len(COLOURS)], _MARKERS[index % len(_MARKERS)]
             series = sorted((p.iteration, p.value) for p in wanted if p.name == name and p.phase == phase)
-            if not series:
-                continue
-            xs, ys = [offset + iteration for iteration, _ in series], [value for _, value in series]
+            xs, ys = [iteration for iteration, _ in series], [value for _, value in series]
             if name.startswith("train/"):
                 axes.plot(xs, ys, color=colour, alpha=0.25, linewidth=1)
                 # a single value has no line to see
-                axes.plot(xs, _moving_mean(ys), color=colour, linewidth=2, label=label, marker=marker, markevery=[-1])
+                ends = [-1] if series else None
+                axes.plot(xs, _moving_mean(ys), color=colour, linewidth=2, label=name, marker=marker, markevery=ends)
             else:
-                axes.plot(xs, ys, color=colour, linewidth=1, linestyle="--", marker=marker, markersize=6, label=label)
-            label = "_nolegend_"
-    end = max(right for _, right in edges.values())
-    narrow = any(right - left < _NARROW * end for left, right in edges.values())
-    for phase, (left, right) in edges.items():
-        if left > 0:
-            axes.axvline(left, color="#888888", linewidth=0.8)
-        axes.text(
-            (left + right) / 2,
-            1.01,
-            phase,
-            ha="left" if narrow else "center",
-            va="bottom",
-            rotation=30 if narrow else 0,
-            transform=axes.get_xaxis_transform(),
-        )
-    axes.set_xlabel("iteration (all phases)")
-    axes.set_ylabel("value")
-    axes.set_xlim(-0.02 * end, 1.02 * end)
-    _finish(axes)
+                axes.plot(xs, ys, color=colour, linewidth=1, linestyle="--", marker=marker, markersize=6, label=name)
+        axes.set_title(phase, fontsize=10)
+        axes.set_xlabel("iteration")
+        axes.set_xlim(-0.5, max(point.iteration for point in points if point.phase == phase) + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("value")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
     return figure
 
 
@@ -143,20 +133,6 @@ def save_png(figure: Any, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(buffer.getvalue())
     os.replace(temporary, path)
-
-
-def _phase_offsets(points: Iterable[Point]) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
-    last: dict[str, int] = {}
-    for point in points:
-        last[point.phase] = max(last.get(point.phase, 0), point.iteration)
-    starts: dict[str, int] = {}
-    edges: dict[str, tuple[int, int]] = {}
-    position = 0
-    for phase, iterations in last.items():
-        starts[phase] = position
-        edges[phase] = (position, position + max(iterations, 1))
-        position += max(iterations, 1)
-    return starts, edges
 
 
 def _moving_mean(values: Sequence[float]) -> list[float]:

@@ -64,8 +64,8 @@ def write_report(run_dir: Path) -> Path:
         DataError: A file is damaged; the message names file and line.
     """
     results = read_results(run_dir)
-    points = read_metrics(run_dir / METRICS_FILE)
     rows = results["rows"]
+    points = with_measured(read_metrics(run_dir / METRICS_FILE), rows)
     if not rows and not points:
         raise CheckpointError(f"{run_dir}: nothing to report: no rows in {FILE} and no {METRICS_FILE}")
     parts = ["# Report"]
@@ -121,6 +121,15 @@ def read_metrics(path: Path) -> list[Point]:
         if math.isfinite(point.value):
             points[point.phase, point.iteration, point.name] = point
     return list(points.values())
+
+
+def with_measured(points: Sequence[Point], rows: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """Adds the EM that was measured after each phase, as `test/em` at the phase's last logged iteration."""
+    last: dict[str, int] = {}
+    for point in points:
+        last[point.phase] = max(last.get(point.phase, 0), point.iteration)
+    measured = {row["phase"]: metric_of(row["metrics"], "em") for row in rows if row["name"] == "policy"}
+    return [*points, *(Point(p, last[p], "test/em", em.mean) for p, em in measured.items() if p in last and em.n)]
 
 
 def _results_section(rows: Sequence[Mapping[str, Any]]) -> list[str]:
