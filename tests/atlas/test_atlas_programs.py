@@ -73,7 +73,7 @@ def comparison(world: World, question: Question, relation: str) -> list[Passage]
 
 def loop(world: World, question: Question, relation: str) -> list[Passage]:
     borders = world.bm25(f"Borders of {entity(world, question)}", k=1)[0]
-    around = world.links(borders)
+    around = [p for p in world.links(borders) if borders.title != f"Borders of {p.title}"]
     return [borders, *(geography(world, p.title) if relation.endswith("area") else p for p in around)]
 
 

@@ -188,7 +188,7 @@ def test_void_rollouts_are_left_out(make_grpo, make_trainer):
             broken = FakeExecutor(broken=True)
             return [(broken if "p3" in s else super(HalfBroken, self)).run_many([(s, q)])[0] for s, q in jobs]
 
-    module = make_grpo()
+    module = make_grpo(max_void_rate=0.5)
     module.executor = HalfBroken()
     trainer, recorder = make_trainer(1)
     fit(module, trainer)
