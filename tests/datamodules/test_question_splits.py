@@ -125,3 +125,16 @@ def test_names_and_paths_mix(tmp_path: Path) -> None:
     assert question_files(None) == []
     with pytest.raises(DataError, match="no such file"):
         load_splits(str(tmp_path / "x.jsonl"))
+
+
+def test_a_question_bears_the_split_it_is_used_for(tmp_path):
+    """Rows of an official dev set that a fold gives to training must be open to harvests, which ask for split train."""
+    path = tmp_path / "q.jsonl"
+    rows = [
+        {"id": "a", "question": "Who?", "answers": ["x"], "split": "dev", "fold": "train"},
+        {"id": "b", "question": "What?", "answers": ["y"], "split": "dev", "fold": "test"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = load_splits(str(path), val_fraction=0.0)
+    assert [(q.id, q.split) for q in splits.train] == [("a", "train")]
+    assert [(q.id, q.split) for q in splits.test] == [("b", "test")]
