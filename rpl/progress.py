@@ -1,4 +1,4 @@
-"""Progress bars on standard error for work that takes longer than a breath."""
+"""Progress bars and lines on standard error for work that takes longer than a breath."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def progress_bar(total: int | None, description: str, unit: str = "it") -> Any:
         dynamic_ncols=True,
         disable=os.environ.get("RPL_PROGRESS") == "0",
     )
+
+
+def say(text: str) -> None:
+    """Writes one line about the run to standard error."""
+    sys.stderr.write(f"rpl: {text}\n")
+    sys.stderr.flush()

@@ -29,7 +29,7 @@ ALLOWED = {
     | {"answers", "programs", "retrieval", "executors", "rollouts", "repair", "evaluation", "metrics"},
     "datamodules": FOUNDATION | {"answers", "programs", "atlas", "retrieval", "repair"},
 }
-TOP = {"cli", "lightning_cli", "commands", "callbacks", "checkpoint_io", "cycle", "estimate", "__main__", "__init__"}
+TOP = {"cli", "lightning_cli", "commands", "callbacks", "cycle", "__main__", "__init__"}
 
 LIGHT = ["rpl", "rpl.types", "rpl.errors", "rpl.answers", "rpl.cli", "rpl.programs.grammar", "rpl.executors.restricted"]
 HEAVY = {"torch", "numpy", "transformers", "lightning", "faiss", "sentence_transformers", "vllm", "pyserini", "bm25s"}

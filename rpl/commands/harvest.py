@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rpl.commands.parsing import call
 from rpl.executors.environment import Environment, EnvironmentConfig
+from rpl.progress import say
 from rpl.repair.config import HarvestConfig
 
 
@@ -43,7 +44,7 @@ def harvest_failures(
     from rpl.datamodules.readers import load_splits
 
     train = load_splits(questions, val_fraction=val_fraction).train[:num_questions]
-    with Environment(environment, progress=_say) as env:
+    with Environment(environment, progress=say) as env:
         summary = harvest_policy(
             Path(out),
             train,
@@ -56,10 +57,6 @@ def harvest_failures(
         )
     sys.stdout.write(json.dumps(summary, indent=2) + "\n")
     return summary
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"rpl: {text}\n")
 
 
 def run(args: Sequence[str]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rpl.commands.parsing import call, dispatch
 from rpl.errors import RetrieverError
+from rpl.progress import say
 from rpl.retrieval.config import LibraryConfig
 from rpl.types import Passage
 
@@ -24,8 +25,8 @@ def build(corpus: str, out: str, library: LibraryConfig = LibraryConfig()) -> Pa
     """
     from rpl.retrieval.index_files import build_index
 
-    folder = build_index(Path(corpus), Path(out), library, _say)
-    _say(f"index ready: use it with --environment.library.corpus {folder}")
+    folder = build_index(Path(corpus), Path(out), library, say)
+    say(f"index ready: use it with --environment.library.corpus {folder}")
     return folder
 
 
@@ -39,7 +40,7 @@ def check(corpus: str, library: LibraryConfig = LibraryConfig()) -> None:
     from rpl.retrieval.health import check as check_health
     from rpl.retrieval.library import open_library
 
-    opened = open_library(replace(library, corpus=corpus), _say)
+    opened = open_library(replace(library, corpus=corpus), say)
     try:
         results = check_health(opened)
     finally:
@@ -69,7 +70,7 @@ def search(
     """
     from rpl.retrieval.library import open_library
 
-    opened = open_library(replace(library, corpus=corpus, dense=library.dense or primitive == "dense"), _say)
+    opened = open_library(replace(library, corpus=corpus, dense=library.dense or primitive == "dense"), say)
     try:
         passages = list(opened.call(primitive, {"query": query, "k": k}).passages)
     finally:
@@ -77,10 +78,6 @@ def search(
     for p in passages:
         sys.stdout.write(f"{p.rank:>3} {p.score:8.3f} [{p.id}] {p.title}: {p.text}\n")
     return passages
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"rpl: {text}\n")
 
 
 def run(args: Sequence[str]) -> Any:

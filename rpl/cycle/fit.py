@@ -12,6 +12,7 @@ import yaml
 
 from rpl.errors import CheckpointError
 from rpl.files import write_text
+from rpl.progress import say
 
 
 def fit(
@@ -77,7 +78,7 @@ def fit(
         args += ["-c", str(file)]
     newest = max(checkpoints.glob("*.ckpt"), key=lambda p: p.stat().st_mtime_ns, default=None)
     if newest is not None:
-        sys.stderr.write(f"rpl: {phase} goes on from {newest}\n")
+        say(f"{phase} goes on from {newest}")
         args += ["--ckpt_path", str(newest)]
     if trainer.get("devices", 1) in (1, "1", [0]) and trainer.get("num_nodes", 1) == 1:
         from rpl.cli import run

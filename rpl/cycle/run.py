@@ -19,6 +19,7 @@ from rpl.cycle.folder import RunFolder
 from rpl.errors import ConfigError
 from rpl.executors.environment import Environment, EnvironmentConfig
 from rpl.files import digest, write_text
+from rpl.progress import say
 from rpl.rollouts.loop import RolloutConfig
 
 Style = Literal["compact", "documented"]
@@ -130,21 +131,21 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str])
     from rpl.evaluation.results import read_results
 
     run = schedule.run
-    _say(describe_plan(schedule, phases, names))
+    say(describe_plan(schedule, phases, names))
     current, policies, repairs = schedule.policy, dict[str, Path](), list[Path]()
     for index, (phase, name) in enumerate(zip(phases, names, strict=True)):
         folder = run.phase(index, name)
         outcome = run.done(folder)
         if outcome is None:
-            _say(f"phase {index + 1}/{len(phases)}: {name}")
+            say(f"phase {index + 1}/{len(phases)}: {name}")
             began = time.monotonic()
             outcome = _run_phase(schedule, phase, name, folder, current, policies, repairs)
             outcome["seconds"] = round(time.monotonic() - began, 1)
             run.finish(folder, outcome)
             gc.collect()
-            _say(f"phase {index + 1}/{len(phases)}: {name} took {outcome['seconds'] / 60:.1f} min")
+            say(f"phase {index + 1}/{len(phases)}: {name} took {outcome['seconds'] / 60:.1f} min")
         else:
-            _say(f"phase {index + 1}/{len(phases)}: {name} is done already")
+            say(f"phase {index + 1}/{len(phases)}: {name} is done already")
         if phase.kind in ("rl", "sft"):
             current, policies[name] = str(folder / "policy"), folder / "policy"
         elif phase.kind == "harvest":
@@ -155,7 +156,7 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str])
     if results["rows"]:
         report = write_report(run.path)
         sys.stdout.write(format_table(results) + "\n")
-        _say(f"report: {report}")
+        say(f"report: {report}")
     return results
 
 
@@ -173,7 +174,7 @@ def _run_phase(
     from rpl.datamodules.qa import QADataModule
 
     questions = QADataModule(**schedule.data)
-    with Environment(schedule.environment, progress=_say) as environment:
+    with Environment(schedule.environment, progress=say) as environment:
         if phase.kind == "harvest":
             from rpl.cycle.repairing import harvest_policy, report_repair
 
@@ -258,8 +259,3 @@ def _point(link: Path, target: Path) -> None:
     if link.is_dir() and not link.is_symlink():
         shutil.rmtree(link)
     os.replace(temporary, link)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"rpl: {text}\n")
-    sys.stderr.flush()
