@@ -62,7 +62,12 @@ def build_observation(
 
 
 def _longest(total: int, fits: Callable[[int], bool]) -> int:
-    """Returns how many items to show: the most that fit, found with few counts because counting is what costs."""
+    """Returns how many items to show: the most that fit, found with few counts because counting is what costs.
+
+    All of them need no line that counts the rest, so they may fit where fewer do not.
+    """
+    if fits(total):
+        return total
     low, high = 0, 1
     while high < total and fits(high):
         low, high = high, high * 2
@@ -70,8 +75,7 @@ def _longest(total: int, fits: Callable[[int], bool]) -> int:
     while low + 1 < high:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    # All of them need no line that counts the rest, so they may fit where one or a few less do not.
-    return total if total - low <= 4 and fits(total) else low
+    return low
 
 
 def _without_repeats(items: Sequence[Passage | str]) -> list[Passage | str]:

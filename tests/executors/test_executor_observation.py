@@ -57,6 +57,8 @@ def test_the_first_item_that_does_not_fit_ends_the_observation():
 def test_all_may_fit_where_all_but_one_do_not():
     items = [passage(1), "x"]
     assert build_observation(items, None, count_words("[p1] T1: Some text.\nx"), count_words).omitted == 0
+    many = ["aaaaaaaaaa", *"bcdefghi"]  # shorter than the line that would count them
+    assert build_observation(many, None, len("\n".join(many)), len).omitted == 0
 
 
 def test_an_error_has_the_last_line():
