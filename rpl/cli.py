@@ -24,6 +24,7 @@ COMMANDS = {
     "exec": "run one program in the sandbox and show its trace",
     "data": "write the embedded Atlas data set, or check your own corpus and questions",
     "index": "build, check or query the index of a corpus",
+    "export": "write the policy of a training checkpoint as a model folder",
     "report": "write the report of a run folder again",
     "doctor": "say what works on this machine and what to do about the rest",
 }

@@ -33,6 +33,10 @@ class ExecutorError(RPLError):
     """The sandbox itself failed (a worker cannot be started or kept alive): an infrastructure fault."""
 
 
+class SamplerError(RPLError):
+    """Sampling itself failed (the engine, a server, the weights that should have reached it): an infrastructure fault."""
+
+
 class ProgramError(RPLError):
     """A program is at fault.
 

@@ -211,6 +211,11 @@ class Repair:
     model: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def attempted(self) -> bool:
+        """Whether the parent was a failure that was searched; `already_verified` and `no_gold` were none to repair."""
+        return self.verdict in ("repaired", "budget", "exhausted")
+
 
 def to_dict(record: Any) -> Any:
     """Turns a record into JSON-ready values (tuples become lists).

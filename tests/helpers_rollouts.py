@@ -9,51 +9,98 @@ def question(text="Where is Lyon?", id="q1", answers=("France",)):
     return Question(id=id, question=text, answers=answers, gold_docs=("p1",))
 
 
+class InstantSession(SamplerSession):
+    """Keeps transcripts and finishes every completion that was asked for in one `advance`.
+
+    `write(row)` says what is drawn, a `Completion`, from `tokens[row]`, `seeds[row]`, `turns[row]` (completions so far)
+    and `params[row]`. Everything that a real session refuses is refused.
+    """
+
+    def __init__(self):
+        self.tokens, self.seeds, self.turns, self.params = [], [], [], {}
+        self.gone = set()
+
+    def write(self, row):
+        raise NotImplementedError
+
+    def add(self, prompt, seed):
+        assert prompt
+        self.tokens.append(list(prompt))
+        self.seeds.append(seed)
+        self.turns.append(0)
+        return len(self.tokens) - 1
+
+    def append(self, row, token_ids):
+        assert row not in self.params
+        assert row not in self.gone
+        self.tokens[row] += token_ids
+
+    def submit(self, row, params):
+        assert row not in self.params
+        assert row not in self.gone
+        self.params[row] = params
+
+    def advance(self):
+        done = []
+        for row in sorted(self.params):
+            completion = self.write(row)
+            self.tokens[row] += completion.token_ids
+            self.turns[row] += 1
+            done.append((row, completion))
+        self.params.clear()
+        return done
+
+    def drop(self, row):
+        assert row not in self.gone
+        self.gone.add(row)
+        self.params.pop(row, None)
+
+    def close(self):
+        pass
+
+
 class ScriptedSampler(Sampler):
     """Writes what `script(seed, turn)` says: a text, or a pair of text and finish reason.
 
-    Keeps every transcript in `transcripts[seed]`, as the model would have seen it.
+    Keeps every transcript in `transcripts[seed]`, as the model would have seen it, and in `flights` how many rows were
+    decoded in each `advance`.
     """
 
     def __init__(self, script, tokenizer=None):
         self.script = script
         self.tokenizer = tokenizer
         self.transcripts = {}
-        self.batches = []
+        self.flights = []
 
     def connect(self, model, tokenizer):
         self.tokenizer = tokenizer
 
-    def open(self, prompts, seeds):
-        self.batches.append(len(prompts))
-        return _ScriptedSession(self, prompts, seeds)
+    def open(self):
+        return _ScriptedSession(self)
 
 
-class _ScriptedSession(SamplerSession):
-    def __init__(self, sampler, prompts, seeds):
-        self.sampler, self.seeds = sampler, list(seeds)
-        self.turns = [0] * len(seeds)
-        for prompt, seed in zip(prompts, seeds, strict=True):
-            sampler.transcripts[seed] = list(prompt)
+class _ScriptedSession(InstantSession):
+    def __init__(self, sampler):
+        super().__init__()
+        self.sampler = sampler
 
-    def sample(self, rows, params):
-        return [self._one(row) for row in rows]
+    def add(self, prompt, seed):
+        row = super().add(prompt, seed)
+        self.sampler.transcripts[seed] = self.tokens[row]
+        return row
 
-    def _one(self, row):
+    def advance(self):
+        if self.params:
+            self.sampler.flights.append(len(self.params))
+        return super().advance()
+
+    def write(self, row):
         said = self.sampler.script(self.seeds[row], self.turns[row])
-        self.turns[row] += 1
         text, reason = said if isinstance(said, tuple) else (said, "stop")
         ids = self.sampler.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if reason == "eos":
             ids.append(self.sampler.tokenizer.eos_token_id)
-        self.append(row, ids)
         return Completion(tuple(ids), (-1.0,) * len(ids), text, reason)
-
-    def append(self, row, token_ids):
-        self.sampler.transcripts[self.seeds[row]] += token_ids
-
-    def close(self):
-        pass
 
 
 class TableExecutor(Executor):

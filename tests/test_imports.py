@@ -16,6 +16,7 @@ ALLOWED = {
     "types": set(),
     "files": {"errors"},
     "progress": set(),
+    "estimate": {"errors"},
     "answers": FOUNDATION,
     "programs": FOUNDATION,
     "atlas": FOUNDATION,

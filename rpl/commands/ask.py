@@ -35,21 +35,18 @@ def ask(
         prompt_style: The prompt that the policy was trained with.
         json: Print the whole rollout as JSON.
     """
-    from rpl.rollouts.hf_sampler import HFSampler
+    from rpl.rollouts.local import load_local_policy
     from rpl.rollouts.loop import RolloutRequest, run_rollouts
-    from rpl.rollouts.models import load_policy
-    from rpl.rollouts.renderer import Renderer
 
     if corpus is not None:
         environment = replace(environment, library=replace(environment.library, corpus=corpus))
-    model, tokenizer = load_policy(checkpoint)
-    renderer = Renderer(tokenizer, style=prompt_style)
-    sampler = HFSampler()
-    sampler.connect(model, tokenizer)
+    policy = load_local_policy(checkpoint, prompt_style)
     request = RolloutRequest(Question("ask", question, answers=()), group_id="ask", sample_index=0, seed=0)
     with Environment(environment) as env:
-        env.connect(renderer.count_tokens)
-        result = run_rollouts([request], renderer=renderer, sampler=sampler, executor=env.executor, config=rollout)[0]
+        env.connect(policy.renderer.count_tokens)
+        result = run_rollouts(
+            [request], renderer=policy.renderer, sampler=policy.sampler, executor=env.executor, config=rollout
+        )[0]
     if result.infra_error is not None:
         raise RetrieverError(result.infra_error)
     if json:

@@ -1,4 +1,7 @@
-"""`rpl doctor`: says what works on this machine, by trying it, and what to do about the rest."""
+"""`rpl doctor`: says what works on this machine, by trying it, and what to do about the rest.
+
+With `-c FILE …` it says instead what a run of `rpl fit` with these files would cost; see `estimating`.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,9 @@ class Finding:
 
 def doctor(json: bool = False) -> list[Finding]:
     """Tries every layer on this machine and says which work and what to do about the others.
+
+    `rpl doctor -c base.yaml -c rl.yaml [flags of rpl fit] [--tflops T] [--device_memory GIB] [--prompt N] [--written N]
+    [--shown N] [--json]` estimates memory by part and time of an iteration for such a run, before anything is loaded.
 
     Args:
         json: Print the findings as JSON.
@@ -120,13 +126,13 @@ def _hub() -> Finding:
 def _sampler() -> Finding:
     from rpl.rollouts.hf_sampler import HFSampler
     from rpl.rollouts.models import load_policy
+    from rpl.rollouts.one_turn import complete
     from rpl.rollouts.sampler import SamplingParams
 
     model, tokenizer = load_policy("tiny")
     sampler = HFSampler()
     sampler.connect(model, tokenizer)
-    with sampler.open([[1, 2, 3]], seeds=[0]) as session:
-        completion = session.sample([0], SamplingParams(max_new_tokens=4))[0]
+    (completion,) = complete(sampler, [[1, 2, 3]], [0], SamplingParams(max_new_tokens=4), batch_size=1)
     return Finding("sampler hf", "ok", f"drew {len(completion.token_ids)} tokens from a tiny model")
 
 
@@ -164,5 +170,9 @@ CHECKS: list[tuple[str, Callable[[], Finding]]] = [
 
 
 def run(args: Sequence[str]) -> Any:
-    """Parses and executes `rpl doctor`."""
+    """Parses and executes `rpl doctor`; with files of `rpl fit` among the arguments, estimates that run."""
+    if any(arg in ("-c", "--config") or arg.startswith("--config=") for arg in args):
+        from rpl.commands import estimating
+
+        return estimating.run(args)
     return call("doctor", doctor, args)

@@ -15,8 +15,8 @@ from rpl.evaluation.records import EvalResult
 from rpl.evaluation.results import add_comparison, add_result
 from rpl.executors.environment import Environment
 from rpl.rollouts.hf_sampler import HFSampler
+from rpl.rollouts.local import load_local_policy
 from rpl.rollouts.loop import RolloutConfig
-from rpl.rollouts.models import load_policy
 from rpl.rollouts.renderer import Renderer
 from rpl.types import Question
 
@@ -104,9 +104,6 @@ def evaluate_policies(
 
 @contextmanager
 def _weights(name: str, style: Style, dtype: Dtype, environment: Environment) -> Iterator[tuple[Renderer, HFSampler]]:
-    model, tokenizer = load_policy(name)
-    renderer = Renderer(tokenizer, style=style)
-    environment.connect(renderer.count_tokens)
-    sampler = HFSampler(dtype=dtype)
-    sampler.connect(model, tokenizer)
-    yield renderer, sampler
+    policy = load_local_policy(name, style, dtype)
+    environment.connect(policy.renderer.count_tokens)
+    yield policy.renderer, policy.sampler

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rpl.cycle.config import PhaseConfig
+from rpl.modules.batching import token_budget
 
 if TYPE_CHECKING:
     from rpl.cycle.run import Schedule
@@ -43,7 +44,7 @@ def describe_plan(schedule: Schedule, phases: Sequence[PhaseConfig], names: Sequ
     rates = rates_for(parameters, peak_flops(bf16))
     minutes = [phase_seconds(schedule, phase, phases, rates) / 60 for phase in phases]
     steps = ", ".join(f"{name} {m:.0f}" for name, m in zip(names, minutes, strict=True))
-    tokens = int(schedule.model.get("tokens_per_micro_batch") or 1024)
+    tokens = token_budget(schedule.model.get("tokens_per_micro_batch"), "cpu")
     memory = memory_gib(parameters, hidden, layers, tokens, bf16)
     disk = parameters * (4 * sum(p.kind in ("rl", "sft") for p in phases) + 24) / 2**30
     return (

@@ -12,9 +12,7 @@ from rpl.executors.environment import Environment
 from rpl.files import read_appended
 from rpl.progress import progress_bar
 from rpl.repair.harvest import HarvestConfig, harvest
-from rpl.rollouts.hf_sampler import HFSampler
-from rpl.rollouts.models import load_policy
-from rpl.rollouts.renderer import Renderer
+from rpl.rollouts.local import load_local_policy
 from rpl.types import Question, Repair, from_dict
 
 
@@ -46,16 +44,13 @@ def harvest_policy(
     Returns:
         The summary of the harvest.
     """
-    model, tokenizer = load_policy(policy)
-    renderer = Renderer(tokenizer, style=style)
-    sampler = HFSampler(dtype=dtype)
-    sampler.connect(model, tokenizer)
+    loaded = load_local_policy(policy, style, dtype)
     with progress_bar(len(questions), f"harvest {out.parent.name}", "q") as bar:
         return harvest(
             questions,
-            renderer=renderer,
-            sampler=sampler,
-            model=model,
+            renderer=loaded.renderer,
+            sampler=loaded.sampler,
+            model=loaded.model,
             environment=environment,
             config=config,
             out=out,

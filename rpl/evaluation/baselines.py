@@ -16,6 +16,7 @@ from rpl.executors.base import Executor
 from rpl.programs.grammar import canonical
 from rpl.retrieval.base import MAX_K
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
+from rpl.rollouts.one_turn import complete
 from rpl.rollouts.renderer import Renderer
 from rpl.rollouts.sampler import Completion, Sampler, SamplingParams
 from rpl.rollouts.seeds import derive_seed
@@ -218,12 +219,7 @@ def _group(question: Question) -> str:
 
 
 def _sample(sampler: Sampler, prompts: Sequence[Sequence[int]], params: SamplingParams, batch: int) -> list[Completion]:
-    completions: list[Completion] = []
-    for start in range(0, len(prompts), batch):
-        part = prompts[start : start + batch]
-        with sampler.open(part, seeds=[0] * len(part)) as session:
-            completions += session.sample(range(len(part)), params)
-    return completions
+    return complete(sampler, prompts, [0] * len(prompts), params, batch)
 
 
 def _turn(completion: Completion, answer: str | None, invalid: str | None) -> Turn:

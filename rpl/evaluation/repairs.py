@@ -23,9 +23,6 @@ from rpl.evaluation.statistics import (
 )
 from rpl.types import Repair
 
-ATTEMPTED = ("repaired", "budget", "exhausted")
-"""Verdicts of failures that were searched; the others (`already_verified`, `no_gold`) were no failures to repair."""
-
 Readings = Mapping[str, Mapping[str, float]]
 """Question id to values by metric: what the fixed answerer made of one arm's evidence."""
 
@@ -45,7 +42,7 @@ def attempts_of(repairs: Iterable[Repair]) -> list[Attempt]:
     return [
         Attempt(repair.question_id, repair.verdict == "repaired", repair.executions)
         for repair in repairs
-        if repair.verdict in ATTEMPTED
+        if repair.attempted
     ]
 
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from rpl.errors import ConfigError, RetrieverError, RPLError
+from rpl.errors import CheckpointError, ConfigError, RetrieverError, RPLError
 from rpl.executors.base import Executor
 from rpl.executors.environment import Environment, EnvironmentConfig
 from rpl.modules.batching import MicroBatch
+from rpl.modules.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
+from rpl.modules.ranks import RankWatch
 from rpl.modules.schedules import lr_factor
 from rpl.modules.scores import RolloutScores
 from rpl.modules.scoring import check_scorable, score_tokens
 from rpl.modules.sharding import full_model, gathered, is_sharded, shard
-from rpl.modules.timing import TimedExecutor
 from rpl.rollouts.health import InfraGuard
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
+from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming, run_rollouts
 from rpl.rollouts.models import export_policy, load_policy
 from rpl.rollouts.renderer import Renderer
 from rpl.rollouts.sampler import Sampler
@@ -46,6 +47,9 @@ class PolicyModule(LightningModule, ABC):
         policy: The language model: a folder, a hub name, `smollm2-135m` or `tiny`.
         init_from: Folder of a trained policy to start from, such as one that SFT exported. This is a warm start: step
             counters and optimizer start afresh. To go on with an interrupted run use `--ckpt_path` instead.
+        lora: Train low-rank adapters and leave the weights as they are: `{rank: 16, alpha: 32, dropout: 0.0,
+            target_modules: all-linear, base_dtype: float32}`. Checkpoints then hold the adapters only, and the policy
+            is exported with the adapters folded in, as an ordinary model. `None` trains all weights.
         prompt_style: `compact` (about thirty tokens, for small models) or `documented` (the language in full).
         thinking: Whether the policy may write plain text before a program or an answer.
         environment: Corpus, search backends, budgets and sandbox workers.
@@ -57,8 +61,10 @@ class PolicyModule(LightningModule, ABC):
         lr_schedule: `constant`, `linear` or `cosine`; the falling ones end at `trainer.max_steps`.
         warmup_steps: Updates over which the learning rate climbs.
         gradient_clip: Largest global gradient norm; 0 turns clipping off. (The Trainer's own option cannot be used.)
-        tokens_per_micro_batch: Padded tokens in one forward and backward pass. Changes memory and speed, not results.
-            `None` takes 1024 on a CPU, where activations should stay in its caches, and 16384 elsewhere.
+        packing: `shared` computes no padding, and what rollouts begin with in common only once; `plain` pads rows.
+            Both give the same numbers; a run whose model does not give them says so and goes on with `plain`.
+        tokens_per_micro_batch: Computed tokens in one forward and backward pass. Changes memory and speed, not results.
+            `None` takes 3072 on a CPU and 16384 elsewhere.
         logprob_chunk_tokens: Tokens whose logits over the vocabulary exist at the same time.
         activation_checkpointing: Compute activations again in the backward pass: slower, much less memory.
         max_void_rate: Tolerated share of rollouts that infrastructure may fail; significantly more stop the run.
@@ -69,6 +75,7 @@ class PolicyModule(LightningModule, ABC):
         self,
         policy: str = "smollm2-135m",
         init_from: str | None = None,
+        lora: LoRAConfig | None = None,
         prompt_style: Literal["compact", "documented"] = "compact",
         thinking: bool = True,
         environment: EnvironmentConfig = EnvironmentConfig(),
@@ -82,6 +89,7 @@ class PolicyModule(LightningModule, ABC):
         lr_schedule: Literal["constant", "linear", "cosine"] = "constant",
         warmup_steps: int = 0,
         gradient_clip: float = 1.0,
+        packing: Literal["shared", "plain"] = "shared",
         tokens_per_micro_batch: int | None = None,
         logprob_chunk_tokens: int = 1024,
         activation_checkpointing: bool = False,
@@ -98,7 +106,7 @@ class PolicyModule(LightningModule, ABC):
             if value is not None and not value >= least:
                 raise ConfigError(f"model.{key} must be at least {least}, got {value}")
         self.automatic_optimization = False
-        self.policy, self.init_from = policy, init_from
+        self.policy, self.init_from, self.lora = policy, init_from, lora
         self.prompt_style, self.thinking = prompt_style, thinking
         self.environment = Environment(environment)
         self.rollout = rollout
@@ -111,6 +119,7 @@ class PolicyModule(LightningModule, ABC):
         self.sampler = sampler
         self.make_optimizer = optimizer
         self.lr_schedule, self.warmup_steps, self.gradient_clip = lr_schedule, warmup_steps, gradient_clip
+        self.packing = packing
         self.tokens_per_micro_batch, self.logprob_chunk_tokens = tokens_per_micro_batch, logprob_chunk_tokens
         self.activation_checkpointing = activation_checkpointing
         self.seed = seed
@@ -122,6 +131,8 @@ class PolicyModule(LightningModule, ABC):
         """Iterations (training steps) that were completed, over all resumes."""
         self.last_rollouts: list[Rollout] = []
         """Rollouts of the latest training iteration or evaluation batch on this rank, void ones included."""
+        self.last_timing = RolloutTiming()
+        """Where their time went, and for how many tokens."""
         self.scores = RolloutScores()
         self._guard, self._eval_guard = InfraGuard(max_void_rate), InfraGuard(max_void_rate)
         self._given_executor: Executor | None = None
@@ -133,11 +144,15 @@ class PolicyModule(LightningModule, ABC):
     # -- building ------------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """Loads the policy in float32 and shards it where the strategy brings a device mesh."""
+        """Loads the policy, puts adapters in if asked to, and shards it where the strategy brings a device mesh."""
         if self.model is not None:
             return
         self.model, self.tokenizer = self.load_frozen()
-        self.model.requires_grad_(True).train()
+        if self.lora is None:
+            self.model.requires_grad_(True)
+        else:
+            add_lora(self.model, self.lora, derive_seed(self.seed, "lora", 0))
+        self.model.train()
         self.renderer = Renderer(self.tokenizer, self.prompt_style, self.thinking)
         self.environment.connect(self.renderer.count_tokens)
         if self.activation_checkpointing:
@@ -148,9 +163,14 @@ class PolicyModule(LightningModule, ABC):
 
     def load_frozen(self) -> tuple[Any, Any]:
         """Loads the start model and its tokenizer, unsharded and without gradients."""
-        model, tokenizer = load_policy(self.init_from or self.policy, "float32")
+        model, tokenizer = load_policy(self.start_model, "float32" if self.lora is None else self.lora.base_dtype)
         check_scorable(model)
         return model.requires_grad_(False), tokenizer
+
+    @property
+    def start_model(self) -> str:
+        """Where the weights come from that training starts with."""
+        return self.init_from or self.policy
 
     def shard(self, model: Any) -> None:
         """Shards a model as the strategy asks for; does nothing under other strategies."""
@@ -165,6 +185,10 @@ class PolicyModule(LightningModule, ABC):
         """
         if self.trainer.precision not in PRECISIONS:
             raise ConfigError(f"trainer.precision must be one of {', '.join(PRECISIONS)}; got {self.trainer.precision}")
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Several processes watch one another, so that none waits for one that failed."""
+        return [RankWatch()] if self.world_size > 1 else []
 
     def teardown(self, stage: str) -> None:
         """Stops the sandbox workers."""
@@ -185,15 +209,50 @@ class PolicyModule(LightningModule, ABC):
         """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
+    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """As `nn.Module.state_dict`; with adapters, only those: the frozen weights are those of the start model."""
+        state = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if self.lora is None:
+            return state
+        trained = {prefix + name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        return {name: value for name, value in state.items() if name in trained}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As `nn.Module.load_state_dict`; with adapters, `strict` asks for all of those and for nothing else."""
+        if self.lora is not None and strict and (wrong := set(state_dict) ^ set(self.state_dict())):
+            raise CheckpointError(
+                f"the checkpoint does not hold the adapters of model.lora ({len(wrong)} differ, such as {min(wrong)}); "
+                "resume with the settings that it was made with"
+            )
+        return super().load_state_dict(state_dict, strict=strict and self.lora is None, assign=assign)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the counters, as plain numbers."""
-        checkpoint["rpl"] = {"iteration": self.iteration, "seen": self._guard.seen, "void": self._guard.void}
+        """Adds the counters and what `rpl export` must know, as plain numbers and strings."""
+        checkpoint["rpl"] = {
+            "iteration": self.iteration,
+            "seen": self._guard.seen,
+            "void": self._guard.void,
+            "start_model": self.start_model,
+            "lora": None if self.lora is None else dataclasses.asdict(self.lora),
+        }
+        if self.lora is not None:
+            checkpoint["rpl"]["frozen"] = self._frozen_sums()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the counters."""
+        """Restores the counters.
+
+        Raises:
+            CheckpointError: The checkpoint's adapters were trained on another start model than this one.
+        """
         counters = checkpoint["rpl"]
+        if self.lora is not None and "frozen" in counters:
+            check_frozen(self._frozen_sums(), counters, self.start_model)
         self.iteration = counters["iteration"]
         self._guard.seen, self._guard.void = counters["seen"], counters["void"]
+
+    def _frozen_sums(self) -> dict[str, float]:
+        sums = frozen_sums(self.model)
+        return self.reduce_sums(sums) if is_sharded(self.model) else sums
 
     def export_policy(self, path: Path) -> None:
         """Writes the policy as a Hugging Face folder; all ranks take part, rank 0 writes."""
@@ -241,31 +300,36 @@ class PolicyModule(LightningModule, ABC):
             guard: Counts void rollouts.
 
         Returns:
-            All rollouts in order, those of them that are not void, and the seconds of `generate_s` and `execute_s`.
+            All rollouts in order, those of them that are not void, and the seconds of `generate_s`, `execute_s` and
+            `wait_s` (see `RolloutTiming`; the first two overlap). `last_timing` has the tokens, too.
 
         Raises:
             RPLError: Infrastructure failed, here or on another rank: all ranks raise, so that none waits for one
                 that is gone.
         """
-        executor = TimedExecutor(self.executor)
-        executor.connect(self.renderer.count_tokens)
+        self.executor.connect(self.renderer.count_tokens)
         sampler = self._connected_sampler()
-        start, failure = time.perf_counter(), None
+        failure, timing = None, RolloutTiming()
         rollouts: list[Rollout] = []
         valid: list[Rollout] = []
-        with gathered(self.model):
+        with gathered(self.model) if sampler.runs_model else nullcontext():
             try:
                 rollouts = run_rollouts(
-                    requests, renderer=self.renderer, sampler=sampler, executor=executor, config=config
+                    requests,
+                    renderer=self.renderer,
+                    sampler=sampler,
+                    executor=self.executor,
+                    config=config,
+                    timing=timing,
                 )
                 valid = guard.check(rollouts)
             except RPLError as error:
                 failure = error
         if self.reduce_max(float(failure is not None)):
             raise failure or RetrieverError("retrieval failed on another rank; see its message")
-        elapsed = time.perf_counter() - start
-        self.last_rollouts = rollouts
-        return rollouts, valid, {"generate_s": elapsed - executor.seconds, "execute_s": executor.seconds}
+        self.last_rollouts, self.last_timing = rollouts, timing
+        seconds = {"generate_s": timing.generate_s, "execute_s": timing.execute_s, "wait_s": timing.wait_s}
+        return rollouts, valid, seconds
 
     def _connected_sampler(self) -> Sampler:
         if self.sampler is None:

@@ -1,7 +1,8 @@
-"""Token sequences to padded micro-batches. Pure; knows neither the model nor where the sequences came from.
+"""Token sequences to micro-batches. Pure; knows neither the model nor where the sequences came from.
 
 Rows are padded on the *right*. Under causal attention no real token sees a pad that comes after it, so the model needs
-no attention mask and can take the fast causal path; `attention_mask` is there for models that are not causal.
+no attention mask and can take the fast causal path; `attention_mask` is there for models that are not causal. A
+micro-batch may have its tokens a second time, packed (see `packing`); the padded ones then only carry the masks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,21 @@ import torch
 from torch import Tensor
 
 from rpl.errors import ConfigError
+from rpl.modules.packing import Packing, needed, pack_tokens, plan_packed
 from rpl.types import Rollout
+
+TOKEN_BUDGET = {"cpu": 3072, "cuda": 16384}
+"""Tokens of a micro-batch where nothing else is said, by type of device: enough for a group of rollouts on a CPU."""
+
+
+def token_budget(wanted: int | None, device_type: str) -> int:
+    """Returns how many tokens a micro-batch may have.
+
+    Args:
+        wanted: What the user says, or `None`.
+        device_type: As in `torch.device`.
+    """
+    return wanted or TOKEN_BUDGET.get(device_type, TOKEN_BUDGET["cuda"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +81,15 @@ class MicroBatch:
     """`(B, T)` float32; 0 where `loss_mask` is False."""
     indices: tuple[int, ...]
     """Row b holds the sequence with this number in the list that was batched; empty for a dummy."""
+    packing: Packing | None = None
+    """The tokens without padding, common beginnings once, for models that can take them so."""
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Returns the micro-batch with its tensors on `device`."""
         moved: dict[str, Any] = {
-            name: value.to(device) for name in self.__slots__ if isinstance(value := getattr(self, name), Tensor)
+            name: value.to(device)
+            for name in self.__slots__
+            if isinstance(value := getattr(self, name), (Tensor, Packing))
         }
         return replace(self, **moved)
 
@@ -82,7 +101,7 @@ class MicroBatch:
     @property
     def num_tokens(self) -> int:
         """Tokens that are computed, padding included."""
-        return self.input_ids.numel()
+        return self.input_ids.numel() if self.packing is None else self.packing.num_tokens
 
     @property
     def targets(self) -> Tensor:
@@ -121,13 +140,16 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[i
     return plan
 
 
-def collate(sequences: Sequence[TrainingSequence], indices: Sequence[int], pad_id: int = 0) -> MicroBatch:
+def collate(
+    sequences: Sequence[TrainingSequence], indices: Sequence[int], pad_id: int = 0, packed: bool = False
+) -> MicroBatch:
     """Pads the sequences with the given indices to one micro-batch.
 
     Args:
         sequences: All sequences.
         indices: Which of them, in the order of the rows; at least one.
         pad_id: Any valid token id; it is masked everywhere.
+        packed: Whether to pack the tokens, too.
     """
     rows = [sequences[i] for i in indices]
     shape = (len(rows), max(len(row.token_ids) for row in rows))
@@ -152,18 +174,31 @@ def collate(sequences: Sequence[TrainingSequence], indices: Sequence[int], pad_i
         advantages=advantages.masked_fill(~loss_mask, 0.0),
         sampler_logprobs=sampler_logprobs.masked_fill(~loss_mask, 0.0),
         indices=tuple(indices),
+        packing=pack_tokens([r.token_ids for r in rows], [r.loss_mask for r in rows]) if packed else None,
     )
 
 
-def micro_batches(sequences: Sequence[TrainingSequence], token_budget: int, pad_id: int = 0) -> list[MicroBatch]:
-    """Plans and pads; every sequence is in exactly one micro-batch."""
-    plan = plan_micro_batches([len(s.token_ids) for s in sequences], token_budget)
-    return [collate(sequences, indices, pad_id) for indices in plan]
+def micro_batches(
+    sequences: Sequence[TrainingSequence], token_budget: int, pad_id: int = 0, packed: bool = False
+) -> list[MicroBatch]:
+    """Plans and pads or packs; every sequence is in exactly one micro-batch.
+
+    Args:
+        sequences: All sequences.
+        token_budget: Tokens of a micro-batch that are computed, at most: padded ones, or packed ones.
+        pad_id: Any valid token id.
+        packed: Whether to pack.
+    """
+    if packed:
+        plan = plan_packed([s.token_ids[: needed(s.loss_mask)] for s in sequences], token_budget)
+    else:
+        plan = plan_micro_batches([len(s.token_ids) for s in sequences], token_budget)
+    return [collate(sequences, indices, pad_id, packed) for indices in plan]
 
 
-def dummy_micro_batch(pad_id: int = 0) -> MicroBatch:
+def dummy_micro_batch(pad_id: int = 0, packed: bool = False) -> MicroBatch:
     """Two tokens, none of them trained: a rank that has run out of work still goes forward and backward with it."""
-    return replace(collate([TrainingSequence((pad_id, pad_id), (False, False))], [0], pad_id), indices=())
+    return replace(collate([TrainingSequence((pad_id, pad_id), (False, False))], [0], pad_id, packed), indices=())
 
 
 def split_evenly(count: int, parts: int) -> list[list[int]]:

@@ -19,7 +19,16 @@ from rpl.answers import exact_match
 from rpl.errors import ConfigError
 from rpl.modules.advantages import AdvantageKind, group_advantages
 from rpl.modules.batching import MicroBatch, TrainingSequence, from_rollout, split_evenly
-from rpl.modules.losses import Aggregation, KLEstimator, KLGradient, LossOutput, surrogate_loss, token_weights
+from rpl.modules.lora import adapters_off
+from rpl.modules.losses import (
+    Aggregation,
+    KLEstimator,
+    KLGradient,
+    LossOutput,
+    surrogate_loss,
+    token_weights,
+    truncated_importance,
+)
 from rpl.modules.losses import normaliser as loss_normaliser
 from rpl.modules.rewards import check_reward, score
 from rpl.modules.scoring import score_tokens
@@ -44,12 +53,16 @@ class ScoredRollout:
     """Whether it entered the loss: it is not void, and its group's rewards differ."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fixed:
     """Log-probabilities of a micro-batch that do not change while it is trained on, `(N,)` each."""
 
     old: Tensor | None = None
+    """Denominators of the ratio; `None` until the first update has computed them on the way."""
     ref: Tensor | None = None
+    """Under the reference model."""
+    sampled: Tensor | None = None
+    """The trainer's, under the weights that sampled, where importance weights need them."""
 
 
 class GRPOModule(TrainingModule):
@@ -73,6 +86,8 @@ class GRPOModule(TrainingModule):
         ratio: The denominator of the ratio: `on_policy` is the trainer's own log-probability under the weights that
             sampled (no extra pass with a single update), `sampler` the log-probability that the sampler reported,
             which corrects the difference between the two.
+        importance_cap: Weighs each token by min(trainer's / sampler's probability, cap) under the weights that sampled,
+            for samplers that round differently; 2 is usual, `None` turns it off. Not with `ratio: sampler`.
         beta: Weight of the KL term against the start model; 0 loads no reference model.
         kl_estimator: `k1`, `k2` or `k3`.
         kl_gradient: `ratio` multiplies the estimator by the ratio, so that its gradient is unbiased too; `plain` does
@@ -93,6 +108,7 @@ class GRPOModule(TrainingModule):
         updates_per_iteration: int = 1,
         epochs: int = 1,
         ratio: Literal["on_policy", "sampler"] = "on_policy",
+        importance_cap: float | None = None,
         beta: float = 0.0,
         kl_estimator: KLEstimator = "k3",
         kl_gradient: KLGradient = "ratio",
@@ -109,6 +125,10 @@ class GRPOModule(TrainingModule):
         ):
             if value < 1:
                 raise ConfigError(f"model.{key} must be at least 1, got {value}")
+        if self.lora is not None and self.lora.dropout > 0:
+            raise ConfigError(
+                f"model.lora.dropout must be 0 in RL, got {self.lora.dropout}: the ratio of each token would be noisy"
+            )
         if group_size == 1 and advantage != "reinforce":
             raise ConfigError(f"model.group_size 1 leaves nothing to compare; advantage {advantage!r} needs at least 2")
         for key, number in (("clip_low", clip_low), ("clip_high", clip_high), ("beta", beta)):
@@ -118,10 +138,17 @@ class GRPOModule(TrainingModule):
             raise ConfigError(
                 "model.kl_estimator k1 with kl_gradient plain has a gradient of zero on average; use ratio"
             )
+        if importance_cap is not None and not importance_cap > 0:
+            raise ConfigError(f"model.importance_cap must be positive, got {importance_cap}")
+        if importance_cap is not None and ratio == "sampler":
+            raise ConfigError(
+                "model.importance_cap corrects what model.ratio sampler corrects already; use one of them"
+            )
         self.reward = dict(reward)
         self.group_size, self.advantage, self.aggregation = group_size, advantage, aggregation
         self.clip_low, self.clip_high = clip_low, clip_high
         self.updates_per_iteration, self.epochs, self.ratio = updates_per_iteration, epochs, ratio
+        self.importance_cap = importance_cap
         self.beta, self.kl_estimator, self.kl_gradient = beta, kl_estimator, kl_gradient
         self.entropy_coef, self.log_entropy = entropy_coef, log_entropy
         self.updates_per_step = updates_per_iteration * epochs
@@ -147,11 +174,11 @@ class GRPOModule(TrainingModule):
             )
 
     def configure_model(self) -> None:
-        """Builds the policy and, if there is a KL term, the frozen start model beside it."""
+        """Builds the policy and, if there is a KL term, the frozen start model beside it; adapters have it inside."""
         if self.model is not None:
             return
         super().configure_model()
-        if self.beta > 0:
+        if self.beta > 0 and self.lora is None:
             reference, _ = self.load_frozen()
             self.shard(reference)
             self._reference = [reference]
@@ -173,10 +200,21 @@ class GRPOModule(TrainingModule):
         log |= self._optimise(kept)
         seconds["update_s"] = time.perf_counter() - start
         self.iteration += 1
-        log |= {f"time/{name}": self.reduce_max(value) for name, value in seconds.items()}
+        log |= self._times(seconds, sum(len(s.token_ids) for s in kept))
         log["train/lr"] = self.learning_rate
         self.log("train/reward", log.pop("train/reward"), prog_bar=True, batch_size=len(batch))
         self.log_dict(log, batch_size=len(batch))  # every value is the same on all ranks by now
+
+    def _times(self, seconds: dict[str, float], tokens: int) -> dict[str, float]:
+        """Seconds of the slowest rank, tokens a second over all ranks, and the share of time that programs held up."""
+        counts = self.reduce_sums({"generated": float(self.last_timing.generated_tokens), "updated": float(tokens)})
+        slowest = {name: self.reduce_max(value) for name, value in seconds.items()}
+        total = self.reduce_max(self.last_timing.wall_s) + slowest["update_s"]
+        return {f"time/{name}": value for name, value in slowest.items()} | {
+            "time/generate_tokens_per_s": counts["generated"] / max(slowest["generate_s"], 1e-9),
+            "time/update_tokens_per_s": counts["updated"] / max(slowest["update_s"], 1e-9),
+            "time/wait_share": slowest["wait_s"] / max(total, 1e-9),
+        }
 
     def requests(self, questions: list[Question]) -> list[RolloutRequest]:
         """The rollouts of an iteration; group ids and seeds are functions of iteration, question and sample."""
@@ -215,14 +253,15 @@ class GRPOModule(TrainingModule):
     def _optimise(self, kept: list[TrainingSequence]) -> dict[str, float]:
         """Makes the iteration's updates and returns their means, weighted by tokens."""
         parts = [[kept[i] for i in part] for part in split_evenly(len(kept), self.updates_per_iteration)]
-        updates = []
+        updates: list[tuple[list[tuple[MicroBatch, Fixed]], float]] = []
         for part in parts:
             counts = self.reduce_sums(
                 {"tokens": float(sum(s.num_trained for s in part)), "rows": float(sum(s.num_trained > 0 for s in part))}
             )
             length = self.rollout.max_turns * self.rollout.max_new_tokens
             z = loss_normaliser(self.aggregation, counts["tokens"], counts["rows"], length)
-            updates.append(([(b, self._fix(b)) for b in self.pack(part)], z))
+            first = not updates
+            updates.append(([(b, self._fix(b, first)) for b in self.pack(self._needed(part))], z))
         totals: dict[str, float] = {}
         for number in range(self.updates_per_step):
             work, z = updates[number % len(updates)]
@@ -232,33 +271,55 @@ class GRPOModule(TrainingModule):
                 totals[name] = totals.get(name, 0.0) + value
         return _update_log(totals, self.updates_per_step)
 
+    def _needed(self, part: list[TrainingSequence]) -> list[TrainingSequence]:
+        """Leaves out sequences without gradient: their tokens stay in the normaliser, but nothing is computed."""
+        if self.beta != 0 or self.entropy_coef != 0:
+            return part
+        return [s for s in part if s.advantage != 0]
+
     @torch.no_grad()
-    def _fix(self, batch: MicroBatch) -> Fixed:
-        old = ref = None
+    def _fix(self, batch: MicroBatch, first: bool) -> Fixed:
+        fixed = Fixed()
+        # The first update runs under the weights that sampled: what it computes are the old log-probabilities.
         if self.ratio == "sampler":
-            old = batch.sampler_logprobs[batch.loss_mask]
-        elif self.updates_per_step > 1:
-            old, _ = self.token_logprobs(batch, self.rollout.temperature)
-        if self._reference:
-            ref, _ = score_tokens(
-                self._reference[0],
-                batch,
-                temperature=self.rollout.temperature,
-                chunk_tokens=self.logprob_chunk_tokens,
-            )
-        return Fixed(old, ref)
+            fixed.old = batch.sampler_logprobs[batch.loss_mask]
+        elif not first:
+            fixed.old, _ = self.token_logprobs(batch, self.rollout.temperature)
+            fixed.sampled = fixed.old
+        if self.beta > 0:
+            fixed.ref = self.reference_logprobs(batch)
+        return fixed
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: MicroBatch) -> Tensor:
+        """`(N,)` log-probabilities of the trained tokens under the start model."""
+        temperature = self.rollout.temperature
+        if self.lora is not None:
+            with adapters_off(self.model):
+                return self.token_logprobs(batch, temperature)[0]
+        chunk = self.logprob_chunk_tokens
+        return score_tokens(self._reference[0], batch, temperature=temperature, chunk_tokens=chunk)[0]
 
     def _loss(self, batch: MicroBatch, fixed: Fixed, normaliser: float, with_gap: bool) -> LossOutput:
         entropy: Literal["none", "detached", "grad"] = "detached" if self.log_entropy else "none"
         if self.entropy_coef != 0:
             entropy = "grad"
         logprobs, entropies = self.token_logprobs(batch, self.rollout.temperature, entropy)
+        weights = token_weights(batch.loss_mask, self.aggregation)
+        importance: Tensor | None = None
+        old = fixed.old
+        if self.ratio == "on_policy" and old is None:
+            fixed.old = fixed.sampled = logprobs.detach()  # for later epochs; now the ratio is 1
+        if self.importance_cap is not None and fixed.sampled is not None:
+            sampler = batch.sampler_logprobs[batch.loss_mask]
+            importance = truncated_importance(fixed.sampled, sampler, self.importance_cap)
+            weights = weights * importance
         output = surrogate_loss(
             logprobs,
             batch.advantages[batch.loss_mask],
-            token_weights(batch.loss_mask, self.aggregation),
+            weights,
             normaliser,
-            old_logprobs=fixed.old,
+            old_logprobs=old,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             ref_logprobs=fixed.ref,
@@ -268,6 +329,9 @@ class GRPOModule(TrainingModule):
             entropies=entropies if entropy != "none" else None,
             entropy_coef=self.entropy_coef,
         )
+        if importance is not None and self.importance_cap is not None:
+            output.sums["importance"] = importance.sum()
+            output.sums["importance_capped"] = (importance >= self.importance_cap).sum().float()
         if with_gap:
             gap = (logprobs.detach() - batch.sampler_logprobs[batch.loss_mask]).abs()
             output.sums["gap"] = gap.sum()
@@ -295,6 +359,7 @@ def _rollout_sums(rollouts: list[Rollout], valid: list[Rollout]) -> dict[str, fl
         "turns": float(sum(len(r.turns) for r in valid)),
         "invalid": float(sum(r.invalid is not None for r in valid)),
         "truncated": float(sum(r.invalid == "truncated" for r in valid)),
+        "forged": float(sum(r.invalid == "forgery" for r in valid)),
         "programs": float(len(traces)),
         "errors": float(sum(t.error is not None for t in traces)),
         "timeouts": float(sum(t.error is not None and t.error.kind == "timeout" for t in traces)),
@@ -316,6 +381,7 @@ def _summarise(sums: dict[str, float], reward: dict[str, float]) -> dict[str, fl
         "rollout/timeout_rate": sums["timeouts"] / programs,
         "rollout/invalid_rate": sums["invalid"] / valid,
         "rollout/truncated_rate": sums["truncated"] / valid,
+        "rollout/forged_rate": sums["forged"] / valid,
     }
     log |= {f"train/reward_{name}": sums[f"reward_{name}"] / valid for name in reward}
     for name in ("completion_tokens", "printed_tokens", "primitive_calls", "turns"):
@@ -332,6 +398,7 @@ def _update_log(totals: dict[str, float], updates: int) -> dict[str, float]:
         "train/grad_norm": totals.get("grad_norm", 0.0) / updates,
     }
     names = {"ratio": "ratio", "clipped": "clip_fraction", "approx_kl": "approx_kl", "kl": "kl", "entropy": "entropy"}
+    names |= {"importance": "importance", "importance_capped": "importance_capped"}
     log |= {f"train/{name}": totals[key] / tokens for key, name in names.items() if key in totals}
     if totals.get("gap_tokens"):
         log["train/sampler_gap"] = totals["gap"] / totals["gap_tokens"]

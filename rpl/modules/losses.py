@@ -161,6 +161,23 @@ def log_ratio(logprobs: Tensor, old_logprobs: Tensor | None) -> Tensor:
     return (logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def truncated_importance(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
+    """`min(pi_trainer / pi_sampler, cap)`, a weight a token for samples that another engine drew.
+
+    Both are of the weights that sampled; they differ because engines round differently. Truncated importance sampling,
+    Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training".
+
+    Args:
+        trainer_logprobs: `(N,)` as the trainer computes them; no gradient flows through the weight.
+        sampler_logprobs: `(N,)` as the sampler reported them.
+        cap: Largest weight, positive.
+
+    >>> truncated_importance(torch.zeros(2), torch.tensor([0.0, -9.0]), 2.0).tolist()
+    [1.0, 2.0]
+    """
+    return log_ratio(trainer_logprobs.detach(), sampler_logprobs).exp().clamp(max=cap)
+
+
 def kl_penalty(log_pi_over_ref: Tensor, estimator: KLEstimator) -> Tensor:
     """Estimates KL(pi || ref) from samples of pi, a value a token (Schulman, "Approximating KL divergence").
 

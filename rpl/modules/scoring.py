@@ -11,6 +11,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from rpl.errors import ConfigError
 from rpl.modules.batching import MicroBatch
 from rpl.modules.losses import gather_trained, token_logprobs
+from rpl.modules.shared_attention import NAME, use_shared_attention
 
 _METHOD = "rpl_score"
 
@@ -27,7 +28,8 @@ def score_tokens(
 
     Args:
         model: A transformers causal language model, sharded by FSDP2 or not.
-        batch: Right-padded, so that causal attention alone keeps real tokens from seeing pads: no mask is built.
+        batch: Packed, if the model can take that (see `can_share`), or right-padded, so that causal attention alone
+            keeps real tokens from seeing pads: no mask is built.
         temperature: Of the sampler.
         entropy: See `token_logprobs`.
         chunk_tokens: See `token_logprobs`.
@@ -35,6 +37,8 @@ def score_tokens(
     Returns:
         Log-probabilities and entropies, both `(N,)` float32.
     """
+    if batch.packing is not None and model.config._attn_implementation != NAME:
+        use_shared_attention(model)
     if not hasattr(model, _METHOD):
         setattr(model, _METHOD, MethodType(_score, model))
         # A sharded model gathers and frees its parameters around methods that it knows.
@@ -46,18 +50,32 @@ def score_tokens(
 def _score(
     model: Any, batch: MicroBatch, temperature: float, entropy: Literal["none", "detached", "grad"], chunk_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    hidden = model.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    decoder, packing = model.get_decoder(), batch.packing
+    if packing is None:
+        hidden = gather_trained(decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state, batch.loss_mask)
+        targets = batch.targets
+    else:
+        output = decoder(
+            input_ids=packing.token_ids.unsqueeze(0),
+            position_ids=packing.position_ids.unsqueeze(0),
+            use_cache=False,
+            rpl_layout=packing.layout,
+        )
+        hidden, targets = output.last_hidden_state[0].index_select(0, packing.predictors), packing.targets
     head = model.get_output_embeddings()
-    return token_logprobs(
-        gather_trained(hidden, batch.loss_mask),
+    logprobs, entropies = token_logprobs(
+        hidden,
         head.weight,
-        batch.targets,
+        targets,
         temperature=temperature,
         bias=head.bias,
         softcap=getattr(model.config, "final_logit_softcapping", None),
         entropy=entropy,
         chunk_tokens=chunk_tokens,
     )
+    if packing is None:
+        return logprobs, entropies
+    return logprobs.index_select(0, packing.expand), entropies.index_select(0, packing.expand)
 
 
 def check_scorable(model: Any) -> None:

@@ -12,7 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rpl.errors import ConfigError
+from rpl.errors import CheckpointError, ConfigError
+from rpl.modules.lora import has_lora
+from rpl.rollouts.weights import policy_weights
 
 
 def shard(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype | None = None) -> None:
@@ -103,19 +105,50 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> fl
 
 
 def full_model(model: Any) -> Any | None:
-    """Returns an unsharded model for export: the model itself, or a copy in CPU memory on rank 0 and `None` elsewhere.
+    """Returns an ordinary model for export: unsharded, adapters folded in.
 
     Collective when the model is sharded.
-    """
-    if not is_sharded(model):
-        return model
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    if torch.distributed.get_rank() != 0:
-        return None
-    plain: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
-    copy = plain(model.config)
-    copy.load_state_dict(weights)
-    copy.generation_config = model.generation_config
+    Args:
+        model: The policy; it stays as it is.
+
+    Returns:
+        The model itself where it is ordinary; otherwise a copy in CPU memory on rank 0, and `None` on other ranks.
+    """
+    if not is_sharded(model) and not has_lora(model):
+        return model
+    writes = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    once = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}  # tied weights by one name
+    weights: dict[str, Tensor] = {}
+    for name, value in policy_weights(model):
+        if writes and name in once:
+            weights[name] = value.cpu()
+    return plain_model(type(model), model, weights) if writes else None
+
+
+def plain_model(kind: type, like: Any, weights: dict[str, Tensor]) -> Any:
+    """Builds a transformers model from weights.
+
+    Args:
+        kind: Its class, or the one that FSDP2 made of it.
+        like: A model with its config and generation config.
+        weights: By name; tied weights once. All in one type on return: the widest of them.
+
+    Raises:
+        CheckpointError: A weight is missing, or is none of this model's.
+    """
+    plain: Any = next(base for base in kind.__mro__ if not issubclass(base, FSDPModule))
+    with torch.device("meta"):  # no random numbers are drawn for weights that are about to be replaced
+        copy = plain(like.config)
+    tied = {name for name, _ in copy.named_parameters(remove_duplicate=False)} - {n for n, _ in copy.named_parameters()}
+    dtype = max({value.dtype for value in weights.values() if value.is_floating_point()}, key=lambda t: t.itemsize)
+    result = copy.load_state_dict({n: v.to(dtype) for n, v in weights.items()}, strict=False, assign=True)
+    if wrong := sorted((set(result.missing_keys) - tied) | set(result.unexpected_keys)):
+        raise CheckpointError(f"{len(wrong)} weights do not fit {plain.__name__}, such as {wrong[0]}")
+    copy.tie_weights()
+    for name, buffer in like.named_buffers():  # such as rotary frequencies, which are in no file
+        owner, _, leaf = name.rpartition(".")
+        if copy.get_submodule(owner).get_buffer(leaf).is_meta:
+            copy.get_submodule(owner).register_buffer(leaf, buffer.detach().cpu(), persistent=False)
+    copy.generation_config = like.generation_config
     return copy.eval()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rpl.answers import exact_match
+from rpl.rollouts.one_turn import complete
 from rpl.rollouts.renderer import Renderer
 from rpl.rollouts.sampler import Sampler, SamplingParams
 from rpl.types import Question
@@ -83,12 +84,8 @@ class Answerer:
         return ids
 
     def _answers(self, prompts: Sequence[Sequence[int]]) -> list[str]:
-        texts: list[str] = []
-        for start in range(0, len(prompts), self._batch):
-            part = prompts[start : start + self._batch]
-            with self._sampler.open(part, seeds=[0] * len(part)) as session:
-                texts += [completion.text for completion in session.sample(range(len(part)), self._params)]
-        return [self._renderer.direct_answer(text) for text in texts]
+        completions = complete(self._sampler, prompts, [0] * len(prompts), self._params, self._batch)
+        return [self._renderer.direct_answer(completion.text) for completion in completions]
 
 
 def mean_logprobs(model: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int) -> list[float]:

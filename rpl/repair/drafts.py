@@ -9,6 +9,7 @@ from pathlib import Path
 from rpl.errors import DataError, ProgramError
 from rpl.files import read_jsonl
 from rpl.programs.grammar import Program, parse
+from rpl.rollouts.one_turn import complete
 from rpl.rollouts.renderer import Renderer
 from rpl.rollouts.sampler import Sampler, SamplingParams
 from rpl.types import Question, Rollout, from_dict
@@ -40,21 +41,16 @@ def draw_drafts(
         renderer: Renders the prompt and reads the completion.
         sampler: Connected to the policy.
         params: Length and temperature.
-        batch_size: Draws at a time.
+        batch_size: Most draws in flight.
         progress: Told the number of draws that were just finished.
     """
+    prompts = [renderer.prompt_ids(question.question) for question, _ in requests]
+    seeds = [seed for _, seed in requests]
     drafts: list[Draft] = []
-    for start in range(0, len(requests), batch_size):
-        part = requests[start : start + batch_size]
-        prompts = [renderer.prompt_ids(question.question) for question, _ in part]
-        with sampler.open(prompts, [seed for _, seed in part]) as session:
-            completions = session.sample(range(len(part)), params)
-        for completion in completions:
-            action = renderer.parse(completion.text, completion.finish_reason)
-            program = parsed(action.text) if action.kind == "program" else None
-            drafts.append(Draft(program, len(completion.token_ids)))
-        if progress is not None:
-            progress(len(part))
+    for completion in complete(sampler, prompts, seeds, params, batch_size, progress):
+        action = renderer.parse(completion.text, completion.finish_reason)
+        program = parsed(action.text) if action.kind == "program" else None
+        drafts.append(Draft(program, len(completion.token_ids)))
     return drafts
 
 

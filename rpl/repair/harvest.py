@@ -17,7 +17,7 @@ from rpl.files import append_jsonl, read_appended, write_json
 from rpl.repair.config import SEED_PROGRAM, HarvestConfig
 from rpl.repair.drafts import read_programs
 from rpl.repair.harvester import Harvester
-from rpl.repair.summary import ATTEMPTED, summarise
+from rpl.repair.summary import summarise
 from rpl.rollouts.renderer import Renderer
 from rpl.rollouts.sampler import Sampler
 from rpl.types import Question, Repair, from_dict, to_dict
@@ -72,12 +72,12 @@ def harvest(
     if todo:
         written = None if rollouts is None else read_programs(rollouts, [question.id for question in todo])
         worker = Harvester(renderer, sampler, model, environment, config, model_name, written)
-        attempted = sum(record.verdict in ATTEMPTED for record in done)
+        attempted = sum(record.attempted for record in done)
         for start in range(0, len(todo), config.chunk_size):
             chunk = todo[start : start + config.chunk_size]
             records = worker.run(chunk, attempted)
             append_jsonl(out, [to_dict(record) for record in records])
-            attempted += sum(record.verdict in ATTEMPTED for record in records)
+            attempted += sum(record.attempted for record in records)
             done += records
             if progress is not None:
                 progress(len(chunk))

@@ -16,7 +16,6 @@ from rpl.repair.control import ControlResult, ControlTask, resample
 from rpl.repair.drafts import draw_drafts
 from rpl.repair.localise import localise
 from rpl.repair.search import repair
-from rpl.repair.summary import ATTEMPTED
 from rpl.repair.verify import GoldVerifier
 from rpl.rollouts.renderer import Renderer
 from rpl.rollouts.sampler import Sampler, SamplingParams
@@ -92,7 +91,7 @@ class Harvester:
         starts = self._starts(questions)
         records = self._with_readings(questions, [self._record(start) for start in starts])
         limit = self._config.control_questions
-        failed = [i for i, record in enumerate(records) if record.verdict in ATTEMPTED]
+        failed = [i for i, record in enumerate(records) if record.attempted]
         chosen = failed if limit is None else failed[: max(0, limit - attempted)]
         if not chosen:
             return records

@@ -9,9 +9,6 @@ from typing import Any
 
 from rpl.types import Repair
 
-ATTEMPTED = ("repaired", "budget", "exhausted")
-"""Verdicts of failures that were searched."""
-
 
 def summarise(records: Sequence[Repair]) -> dict[str, Any]:
     """Summarises a harvest.
@@ -22,7 +19,7 @@ def summarise(records: Sequence[Repair]) -> dict[str, Any]:
         `control`, `paired` (a table of what each arm repaired: its off-diagonal counts are each arm's reach) and
         `benefit` (means by arm over the questions that all arms have).
     """
-    attempted = [record for record in records if record.verdict in ATTEMPTED]
+    attempted = [record for record in records if record.attempted]
     controlled = [record for record in attempted if "control" in record.extra]
     summary: dict[str, Any] = {
         "questions": len(records),

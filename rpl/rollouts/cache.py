@@ -1,64 +1,85 @@
-"""A key-value cache whose rows may have holes, for batches of transcripts that grow unevenly.
+"""A key-value cache of slots: each holds one transcript from its first column on, and is written at its own place.
 
-All rows share their columns; which columns of a row hold its tokens is the caller's knowledge. Buffers are allocated
-once a turn and written in place; a forward pass reads and writes the part that the `Window` names, as views.
+Nothing moves when transcripts of different lengths are decoded together, pause or resume: token `i` of a transcript is
+in column `i` of its slot. Buffers are allocated once and grow in large steps; a forward pass writes where `Access`
+says and reads the slots it names, as views where they lie next to each other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+_COLUMN_STEP = 64
+"""Columns are allocated in multiples of this."""
 
-@dataclass
-class Window:
-    """The part of the cache that the next forward pass works on: rows `[top, bottom)`, columns `[left, end)`.
 
-    The keys and values of the pass are written to the last columns before `end`.
+class Access:
+    """What the next forward pass does with the buffers.
+
+    Args:
+        slots: `(batch,)` slots that the rows of the pass belong to. `None` stands for the first `batch` slots, which
+            are then read without copying.
+        columns: `(batch, length)` where the keys and values of the pass are written.
+        width: Number of columns that are read, from the first on.
     """
 
-    top: int = 0
-    bottom: int = 0
-    left: int = 0
-    end: int = 0
+    def __init__(self, slots: Tensor | None, columns: Tensor, width: int) -> None:
+        self.slots, self.columns, self.width = slots, columns, width
+        self._flat: dict[tuple[int, int], Tensor] = {}
+
+    def flat(self, heads: int, capacity: int) -> Tensor:
+        """Returns the places of all written vectors in a buffer seen as `(slots * heads * capacity, dim)`."""
+        if (heads, capacity) not in self._flat:
+            device = self.columns.device
+            slots = torch.arange(len(self.columns), device=device) if self.slots is None else self.slots
+            vectors = slots[:, None] * heads + torch.arange(heads, device=device)
+            places = vectors[:, :, None] * capacity + self.columns[:, None, :]
+            self._flat[heads, capacity] = places.reshape(-1)
+        return self._flat[heads, capacity]
+
+    def read(self, buffer: Tensor) -> Tensor:
+        """Returns `(batch, heads, width, dim)` of a buffer."""
+        seen = buffer[:, :, : self.width]
+        return seen[: len(self.columns)] if self.slots is None else seen.index_select(0, self.slots)
 
 
-class RowLayer(CacheLayerMixin):
-    """One layer's keys and values, `(rows, key_heads, columns, dim)`, contiguous."""
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, `(slots, key_heads, columns, dim)`, contiguous."""
 
     is_sliding = False
 
-    def __init__(self, window: Window, dtype: torch.dtype | None) -> None:
+    def __init__(self, owner: SlotCache) -> None:
         super().__init__()
-        self.window = window
-        self.stored_dtype = dtype
-        self.shape = (0, 0)
+        self.owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates the buffers on first use, when the number of heads and their size are known."""
-        rows, columns = self.shape
-
-        def zeros(states: Tensor) -> Tensor:
-            # Zeros, not empty memory: a hole that holds NaN would spoil the products that mask it out.
-            shape = (rows, states.shape[1], columns, states.shape[3])
-            return torch.zeros(shape, dtype=self.stored_dtype or states.dtype, device=states.device)
-
-        self.keys, self.values = zeros(key_states), zeros(value_states)
+        self.keys, self.values = self._zeros(key_states), self._zeros(value_states)
         self.is_initialized = True
 
+    def _zeros(self, states: Tensor) -> Tensor:
+        # Zeros, not empty memory: a column that holds NaN would spoil the products that mask it out.
+        shape = (self.owner.slots, states.shape[1], self.owner.columns, states.shape[3])
+        return torch.zeros(shape, dtype=self.owner.dtype or states.dtype, device=states.device)
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes a pass's keys and values into the window and returns all that it covers."""
+        """Writes a pass's keys and values and returns those that the pass attends to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        w = self.window
-        keys, values = (buffer[w.top : w.bottom] for buffer in self.buffers())
-        keys[:, :, w.end - key_states.shape[2] : w.end] = key_states
-        values[:, :, w.end - value_states.shape[2] : w.end] = value_states
-        return keys[:, :, w.left : w.end], values[:, :, w.left : w.end]
+        access = self.owner.access
+        assert access is not None
+        seen = []
+        for buffer, states in zip(self.buffers(), (key_states, value_states), strict=True):
+            places = access.flat(states.shape[1], self.owner.columns)
+            vectors = states.to(buffer.dtype).reshape(-1, states.shape[3])
+            buffer.view(-1, states.shape[3]).index_copy_(0, places, vectors)
+            seen.append(access.read(buffer))
+        return seen[0], seen[1]
 
     def buffers(self) -> tuple[Tensor, Tensor]:
         """Returns keys and values as they are stored."""
@@ -66,20 +87,38 @@ class RowLayer(CacheLayerMixin):
         assert self.values is not None
         return self.keys, self.values
 
+    def resize(self) -> None:
+        """Moves the contents to buffers of the owner's present size."""
+        if self.is_initialized:
+            grown = []
+            for buffer in self.buffers():
+                new = self._zeros(buffer)
+                new[: buffer.shape[0], :, : buffer.shape[2]] = buffer
+                grown.append(new)
+            self.keys, self.values = grown
+
+    def free(self) -> None:
+        """Lets the buffers go."""
+        self.keys = self.values = None
+        self.is_initialized = False
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns width and offset of the window."""
-        return self.window.end - self.window.left, 0
+        """Returns width and offset of what is read."""
+        return self._width(), 0
 
     def get_seq_length(self) -> int:
-        """Returns the number of columns before the window's end."""
-        return self.window.end
+        """Returns the number of columns that are read."""
+        return self._width()
 
     def get_max_length(self) -> int:
-        """Returns -1: the buffers are replaced as needed."""
+        """Returns -1: the buffers grow as needed."""
         return -1
 
+    def _width(self) -> int:
+        return self.owner.access.width if self.owner.access is not None else 0
 
-class RowCache(Cache):
+
+class SlotCache(Cache):
     """The cache of all layers.
 
     Args:
@@ -88,42 +127,41 @@ class RowCache(Cache):
     """
 
     def __init__(self, layers: int, dtype: torch.dtype | None) -> None:
-        self.window = Window()
-        self.rows = [RowLayer(self.window, dtype) for _ in range(layers)]
-        super().__init__(layers=list(self.rows))
+        self.dtype = dtype
+        self.slots = 0
+        self.columns = 0
+        self.access: Access | None = None
+        """Set before each forward pass."""
+        self.parts = [SlotLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self.parts))
 
-    def allocate(self, rows: int, columns: int) -> None:
-        """Forgets everything; the next pass finds empty buffers of this size."""
-        for layer in self.rows:
-            layer.shape = (rows, columns)
-            layer.keys = layer.values = None
-            layer.is_initialized = False
+    def reserve(self, slots: int, columns: int) -> None:
+        """Grows the buffers, if they are smaller, to that many slots and at least that many columns."""
+        if slots <= self.slots and columns <= self.columns:
+            return
+        self.slots = max(slots, self.slots)
+        if columns > self.columns:
+            self.columns = -(-max(columns, self.columns * 5 // 4) // _COLUMN_STEP) * _COLUMN_STEP
+        for layer in self.parts:
+            layer.resize()
 
-    def rebuild(self, sources: Tensor, columns: Tensor) -> None:
-        """Replaces the buffers by a choice of their rows and columns.
-
-        Args:
-            sources: `(rows,)`: the old row that each new row continues.
-            columns: `(rows, columns)`: the old column that each new column takes its content from. For a column that
-                is a hole or still to be written, any valid column will do.
-        """
-        index: Tensor | None = None
-        for layer in self.rows:
-            keys, values = layer.buffers()
-            _, heads, width, _ = keys.shape
-            if index is None:
-                # One flat index of (row, head, column) for all layers: copies whole head vectors.
-                head = torch.arange(heads, device=sources.device)
-                index = ((sources[:, None] * heads + head) * width)[:, :, None] + columns[:, None, :]
-                shape = index.shape
-                index = index.reshape(-1)
-            layer.keys = keys.view(-1, keys.shape[-1]).index_select(0, index).view(*shape, -1)
-            layer.values = values.view(-1, values.shape[-1]).index_select(0, index).view(*shape, -1)
-
-    def swap(self, first: Tensor, second: Tensor, end: int) -> None:
-        """Exchanges rows pairwise, up to column `end`."""
-        both, crossed = torch.cat([first, second]), torch.cat([second, first])
-        for layer in self.rows:
+    def copy(self, source: int, targets: Sequence[int], start: int, end: int) -> None:
+        """Copies columns `[start, end)` of a slot to others."""
+        for layer in self.parts:
             for buffer in layer.buffers():
-                view = buffer[:, :, :end]
-                view[both] = view[crossed]
+                buffer[list(targets), :, start:end] = buffer[source, :, start:end]
+
+    def swap(self, first: Sequence[int], second: Sequence[int], end: int) -> None:
+        """Exchanges slots pairwise, up to column `end`."""
+        both, crossed = [*first, *second], [*second, *first]
+        for layer in self.parts:
+            for buffer in layer.buffers():
+                seen = buffer[:, :, :end]
+                seen[both] = seen[crossed]
+
+    def free(self) -> None:
+        """Lets all buffers go."""
+        self.slots = self.columns = 0
+        self.access = None
+        for layer in self.parts:
+            layer.free()

@@ -27,14 +27,15 @@ def draw(logits: Tensor, temperature: float, uniforms: Sequence[float]) -> tuple
     >>> token.item(), round(logprob.item(), 4)
     (1, -0.6931)
     """
-    scores = logits.float()
     if temperature == 0.0:
+        scores = logits.float()
         top, tokens = scores.max(-1)
         return tokens, top - scores.logsumexp(-1)
+    # One buffer of the vocabulary's size, worked on in place: fresh memory costs more than the arithmetic.
+    mass = logits.to(torch.float32, copy=True)
     if temperature != 1.0:
-        scores = scores / temperature
-    top = scores.amax(-1, keepdim=True)
-    mass = (scores - top).exp_()
+        mass /= temperature
+    mass.sub_(mass.amax(-1, keepdim=True)).exp_()
     rows, vocabulary = mass.shape
     if vocabulary % _BLOCK:
         mass = F.pad(mass, (0, -vocabulary % _BLOCK))
@@ -50,5 +51,5 @@ def draw(logits: Tensor, temperature: float, uniforms: Sequence[float]) -> tuple
     # Rounding may point past the block's mass; the last token that has any takes it.
     last = ((inside > 0) * torch.arange(_BLOCK, device=logits.device)).amax(-1, keepdim=True)
     tokens = block * _BLOCK + torch.minimum(offset, last)
-    logprobs = scores.gather(1, tokens) - top - total.log().float()
+    logprobs = (mass.gather(1, tokens).double() / total).log().float()
     return tokens.squeeze(1), logprobs.squeeze(1)

@@ -1,28 +1,36 @@
-"""Sampling with a transformers model: batched, cached across turns, and exact for the weights being trained.
+"""Sampling with a transformers model in continuous slots, exact for the weights being trained.
 
-What makes it fast: a prompt that many rows share is run once; the cache is allocated once a turn and written in place;
-observations are run in batches of like length; a row that has finished leaves the batch; query heads that share keys
-are served together (see `attention`); only the last position's logits exist.
+What makes it fast: keys and values stay in a slot as long as a transcript grows; what several transcripts have in
+common is run once (see `slots`); prompts and observations are run in batches of like length; a finished transcript
+leaves the decoding batch and its slot goes to the next one; query heads that share keys are served together (see
+`attention`); only the last position's logits exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from inspect import signature
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from rpl.errors import ConfigError
-from rpl.rollouts.attention import NAME, register
-from rpl.rollouts.cache import RowCache
+from rpl.rollouts.cache import Access, SlotCache
 from rpl.rollouts.draws import draw
+from rpl.rollouts.precision import SamplingMode
 from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
 from rpl.rollouts.seeds import uniform
-from rpl.rollouts.stopping import StopDetector
+from rpl.rollouts.slots import SlotTable, shared_length, worthwhile
+from rpl.rollouts.stopping import StopDetector, end_tokens
 from rpl.types import FinishReason
+
+CPU_PASS_TOKENS = 32
+"""What a forward pass costs beside its tokens, in tokens; batches are cut so that padding and passes cost least."""
+PASS_TOKENS = 1024
+"""The same elsewhere, where tokens are cheap and passes are not."""
 
 
 class HFSampler(Sampler):
@@ -32,21 +40,31 @@ class HFSampler(Sampler):
         dtype: Type of the matrix products: `float32`, or `bfloat16` (autocast, about twice as fast on a CPU with
             bf16 instructions). Use the trainer's, so that both see the same log-probabilities.
         prefill_tokens: Most tokens in one pass over prompts or observations; `None` chooses by device.
+        stride: Decoding steps in one `advance`. What was asked for meanwhile waits for its end; a program that was
+            finished in it runs during the next one.
     """
 
-    def __init__(self, dtype: Literal["float32", "bfloat16"] = "float32", prefill_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        prefill_tokens: int | None = None,
+        stride: int = 8,
+    ) -> None:
         if dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"sampler dtype {dtype!r}: allowed are 'float32' and 'bfloat16'")
         if prefill_tokens is not None and prefill_tokens < 1:
             raise ConfigError(f"sampler prefill_tokens must be at least 1, got {prefill_tokens}")
+        if stride < 1:
+            raise ConfigError(f"sampler stride must be at least 1, got {stride}")
         self.dtype = dtype
         self.prefill_tokens = prefill_tokens
+        self.stride = stride
         self.model: Any = None
         self.tokenizer: Any = None
         self._detectors: dict[tuple[str, ...], StopDetector] = {}
 
     def connect(self, model: Any, tokenizer: Any) -> None:
-        """Sets the policy; weights are read anew in every call, so nothing else is needed after an update.
+        """Sets the policy; each session reads the weights when it first runs them, so nothing else is needed.
 
         Raises:
             ConfigError: The model has layers that do not attend to all earlier tokens.
@@ -56,7 +74,6 @@ class HFSampler(Sampler):
             raise ConfigError(
                 f"HFSampler handles models with full attention only; {type(model).__name__} has {sorted(kinds)}"
             )
-        register()
         self.model, self.tokenizer = model, tokenizer
         self._detectors = {}
 
@@ -66,226 +83,289 @@ class HFSampler(Sampler):
             self._detectors[stops] = StopDetector(self.tokenizer, stops)
         return self._detectors[stops]
 
-    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> HFSession:
+    def open(self) -> HFSession:
         """Starts a session; see `Sampler.open`."""
         if self.model is None:
             raise ConfigError("the sampler has no model yet: call connect(model, tokenizer) first")
-        if len(prompts) != len(seeds):
-            raise ConfigError(f"{len(prompts)} prompts but {len(seeds)} seeds")
-        if not all(prompts):
-            raise ConfigError("every prompt needs at least one token")
-        return HFSession(self, prompts, seeds)
+        return HFSession(self)
+
+
+@dataclass
+class _Row:
+    """A transcript. While its completion is drawn, all its tokens but the last are in the cache after the prefill."""
+
+    number: int
+    tokens: list[int]
+    seed: int
+    drawn: int = 0
+    slot: int | None = None
+    params: SamplingParams | None = None
+    """Of the completion that is being drawn; `None` if there is none."""
+    start: int = 0
+    """Where that completion begins."""
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def place(self) -> int:
+        assert self.slot is not None
+        return self.slot
 
 
 class HFSession(SamplerSession):
-    """A batch of transcripts with their keys and values. Made by `HFSampler.open`."""
+    """Transcripts with their keys and values. Made by `HFSampler.open`.
 
-    def __init__(self, sampler: HFSampler, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
+    The cache has as many slots as transcripts were in flight (asked for and not dropped) at the same time.
+    """
+
+    def __init__(self, sampler: HFSampler) -> None:
         model = sampler.model
         self._sampler, self._model, self._tokenizer = sampler, model, sampler.tokenizer
         # The name of the argument depends on the version of transformers.
         self._cache_argument = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
         parameter = next(model.parameters())
         self._device: torch.device = parameter.device
-        self._autocast = torch.bfloat16 if sampler.dtype == "bfloat16" and parameter.dtype == torch.float32 else None
-        self._mask_dtype = self._autocast or parameter.dtype
+        autocast = torch.bfloat16 if sampler.dtype == "bfloat16" and parameter.dtype == torch.float32 else None
+        self._mask_dtype = autocast or parameter.dtype
+        self._mode = SamplingMode(model, autocast)
         self._budget = sampler.prefill_tokens or (2048 if self._device.type == "cpu" else 16384)
-        self._eos = _end_tokens(model, sampler.tokenizer)
-        self._cache = RowCache(model.config.num_hidden_layers, self._autocast)
-        self._seeds = list(seeds)
-        self._draws = [0] * len(prompts)
-        self._tokens = [list(prompt) for prompt in prompts]
-        self._columns: list[list[int]] = [[] for _ in prompts]  # where in the cache a row's first tokens are
-        self._slots: dict[int, int] = {}  # row -> row of the cache
+        self._pass_tokens = CPU_PASS_TOKENS if self._device.type == "cpu" else PASS_TOKENS
+        self._eos = end_tokens(model, sampler.tokenizer)
+        self._cache = SlotCache(model.config.num_hidden_layers, autocast)
+        self._table = SlotTable()
+        self._rows: dict[int, _Row] = {}
+        self._added = 0
         self._closed = False
+
+    # -- transcripts ---------------------------------------------------------------------------------------------
+
+    def add(self, prompt: Sequence[int], seed: int) -> int:
+        """Starts a transcript; see `SamplerSession.add`."""
+        self._check_open()
+        if not prompt:
+            raise ConfigError("every prompt needs at least one token")
+        number = self._added
+        self._added += 1
+        self._rows[number] = _Row(number, list(prompt), seed)
+        return number
 
     def append(self, row: int, token_ids: Sequence[int]) -> None:
         """Appends an observation to a transcript."""
-        self._tokens[row].extend(token_ids)
+        self._idle(row).tokens.extend(token_ids)
+
+    def submit(self, row: int, params: SamplingParams) -> None:
+        """Asks for one completion of a transcript."""
+        asking = self._idle(row)
+        asking.params, asking.start, asking.logprobs = params, len(asking.tokens), []
+
+    def drop(self, row: int) -> None:
+        """Ends a transcript; its slot goes to the next one that needs a place."""
+        dropped = self._known(row)
+        if dropped.slot is not None:
+            self._table.release(dropped.slot)
+        del self._rows[row]
 
     def close(self) -> None:
-        """Frees the cache."""
-        self._cache.allocate(0, 0)
-        self._slots.clear()
+        """Frees cache and cast weights."""
+        self._cache.free()
+        self._mode.close()
+        self._rows.clear()
         self._closed = True
 
-    def sample(self, rows: Sequence[int], params: SamplingParams) -> list[Completion]:
-        """Continues each of `rows` by one completion.
-
-        Rows that are left out lose their place in the cache; if they come back, they are run from the start.
-        """
+    def _check_open(self) -> None:
         if self._closed:
             raise ConfigError("the session is closed")
-        if len(set(rows)) != len(rows):
-            raise ConfigError("a row was asked for twice")
-        if not rows:
-            return []
-        with self._forward_mode():
-            logits = self._prefill(list(rows), params.max_new_tokens)
-            return self._decode(list(rows), logits, params)
 
-    # -- prompts and observations --------------------------------------------------------------------------------
+    def _known(self, row: int) -> _Row:
+        self._check_open()
+        if row not in self._rows:
+            raise ConfigError(f"row {row} is unknown or was dropped")
+        return self._rows[row]
 
-    def _prefill(self, rows: list[int], room: int) -> Tensor:
-        """Runs what each row has grown by and leaves the rows in the cache, in order, with `room` free columns.
-
-        Returns:
-            The logits after each row's last token, `(rows, vocabulary)`.
-        """
-        for row in set(range(len(self._tokens))) - set(rows):
-            self._columns[row] = []
-        first: dict[tuple[int, ...], int] = {}
-        if not any(self._columns[row] for row in rows):
-            for row in rows:
-                first.setdefault(tuple(self._tokens[row]), row)
-        if len(first) in (0, len(rows)):
-            return self._run_pending(rows, room)
-        leaders = list(first.values())
-        leader_logits = self._run_pending(leaders, 0)
-        sources = [first[tuple(self._tokens[row])] for row in rows]
-        for row, source in zip(rows, sources, strict=True):
-            self._columns[row] = list(self._columns[source])
-        old = [self._slots[source] for source in sources]
-        self._arrange(rows, old, [self._cache.window.end] * len(rows), self._cache.window.end, room)
-        position = {leader: index for index, leader in enumerate(leaders)}
-        return leader_logits[[position[source] for source in sources]]
-
-    def _run_pending(self, rows: list[int], room: int) -> Tensor:
-        pending = {row: self._tokens[row][len(self._columns[row]) :] for row in rows}
-        order = sorted(rows, key=lambda row: -len(pending[row]))
-        batches = list(_batches([len(pending[row]) for row in order], self._budget))
-        widths = {row: len(pending[order[top]]) for top, bottom in batches for row in order[top:bottom]}
-        end = max(len(self._columns[row]) + widths[row] for row in rows)
-        # A row's cached tokens go right before the columns that its batch is about to write.
-        if any(self._columns[row] for row in rows):
-            old = [self._slots.get(row, 0) for row in order]
-            self._arrange(order, old, [end - widths[row] for row in order], end, room)
-        else:
-            self._cache.allocate(len(order), end + room)
-            self._slots = {row: slot for slot, row in enumerate(order)}
-        logits = [
-            self._run_batch([pending[row] for row in order[top:bottom]], order[top:bottom], top, end)
-            for top, bottom in batches
-        ]
-        place = {row: index for index, row in enumerate(order)}
-        return torch.cat(logits)[[place[row] for row in rows]]
-
-    def _arrange(self, rows: list[int], old: list[int], ends: list[int], end: int, room: int) -> None:
-        """Moves the cached tokens of `rows` to columns that end right before `ends`, in buffers of `end + room`."""
-        columns = torch.zeros(len(rows), end + room, dtype=torch.long)
-        for index, row in enumerate(rows):
-            have = self._columns[row]
-            start = ends[index] - len(have)
-            columns[index, start : ends[index]] = torch.tensor(have, dtype=torch.long)
-            self._columns[row] = list(range(start, ends[index]))
-        self._cache.rebuild(torch.tensor(old, device=self._device), columns.to(self._device))
-        self._slots = {row: slot for slot, row in enumerate(rows)}
-
-    def _run_batch(self, pending: list[list[int]], rows: list[int], top: int, end: int) -> Tensor:
-        """Runs one batch of pending tokens, aligned at their right ends, into the columns before `end`."""
-        width = max(map(len, pending))
-        lengths = torch.tensor([len(ids) for ids in pending])
-        cached = torch.tensor([len(self._columns[row]) for row in rows])
-        left = end - width - int(cached.max())
-        tokens = torch.tensor([[0] * (width - len(ids)) + ids for ids in pending])
-        step = torch.arange(width)
-        positions = (cached[:, None] + step - (width - lengths)[:, None]).clamp_(min=0)
-        column = torch.arange(left, end)
-        begin = end - width
-        old = (column >= (begin - cached)[:, None]) & (column < begin)
-        new = column >= (end - lengths)[:, None]
-        own = column == (begin + step)[:, None]  # padding sees at least itself, or its softmax would be NaN
-        seen = ((old | new)[:, None, :] & (column <= (begin + step)[:, None])) | own
-        mask = torch.zeros(seen.shape, dtype=self._mask_dtype).masked_fill_(~seen, float("-inf"))
-        window = self._cache.window
-        window.top, window.bottom, window.left, window.end = top, top + len(rows), left, end
-        logits = self._forward(tokens, positions, mask.unsqueeze(1))
-        for row, ids in zip(rows, pending, strict=True):
-            self._columns[row] += range(end - len(ids), end)
-        return logits
+    def _idle(self, row: int) -> _Row:
+        known = self._known(row)
+        if known.params is not None:
+            raise ConfigError(f"row {row}: its completion is not finished yet")
+        return known
 
     # -- completions ---------------------------------------------------------------------------------------------
 
-    def _decode(self, rows: list[int], logits: Tensor, params: SamplingParams) -> list[Completion]:
-        ids: dict[int, list[int]] = {row: [] for row in rows}
-        logprobs: dict[int, list[float]] = {row: [] for row in rows}
-        reasons: dict[int, FinishReason] = {}
-        stops = self._sampler.detector(params.stop)
-        batch = sorted(rows, key=self._slots.__getitem__)  # the rows of the cache's first slots, in order
-        place = {row: index for index, row in enumerate(rows)}
-        logits = logits[[place[row] for row in batch]]
-        end = start = self._cache.window.end
-        bias = self._bias(batch, end + params.max_new_tokens)
-        while True:
-            draws = [uniform(self._seeds[row], self._draws[row]) for row in batch]
-            drawn, values = draw(logits, params.temperature, draws)
-            for row, token, value in zip(batch, drawn.tolist(), values.tolist(), strict=True):
-                if row in reasons:
-                    continue
-                ids[row].append(token)
-                logprobs[row].append(value)
-                self._draws[row] += 1
-                if token in self._eos:
-                    reasons[row] = "eos"
-                elif stops.completed(ids[row]):
-                    reasons[row] = "stop"
-                elif len(ids[row]) == params.max_new_tokens:
-                    reasons[row] = "length"
-            finished = sum(row in reasons for row in batch)
-            if finished == len(batch):
-                break
-            if finished * 16 >= len(batch):
-                batch = self._retire(batch, reasons, bias, end)
-            bias[: len(batch), end] = 0.0
-            window = self._cache.window
-            window.top, window.bottom, window.left, window.end = 0, len(batch), 0, end + 1
-            positions = [len(self._tokens[row]) + end - start for row in batch]
-            logits = self._forward(
-                torch.tensor([[ids[row][-1]] for row in batch]),
-                torch.tensor(positions).unsqueeze(1),
-                bias[: len(batch), None, None, : end + 1],
-            )
-            for row in batch:
-                if row not in reasons:
-                    self._columns[row].append(end)
-            end += 1
-        for row in rows:
-            self._tokens[row] += ids[row]
-        return [self._completion(ids[row], logprobs[row], reasons[row]) for row in rows]
+    def advance(self) -> list[tuple[int, Completion]]:
+        """Runs what transcripts have grown by, then decodes `stride` steps; see `SamplerSession.advance`."""
+        self._check_open()
+        asked = [row for row in self._rows.values() if row.params is not None]
+        if not asked:
+            return []
+        with self._mode():
+            self._place(asked)
+            finished = self._prefill(asked)
+            for _ in range(self._sampler.stride):
+                batch = [row for row in asked if row.params is not None]
+                if not batch:
+                    break
+                finished += self._step(batch)
+        return finished
 
-    def _bias(self, batch: list[int], columns: int) -> Tensor:
-        """Returns the additive attention mask `(rows, columns)` over what the cache holds."""
-        bias = torch.full((len(batch), columns), float("-inf"), dtype=self._mask_dtype)
-        for slot, row in enumerate(batch):
-            bias[slot, self._columns[row]] = 0.0
-        return bias.to(self._device)
+    def _place(self, asked: list[_Row]) -> None:
+        """Gives a slot to each row that has none, and room for its completion to each."""
+        homeless = [row for row in asked if row.slot is None]
+        self._table.grow(len(homeless))
+        for row in homeless:
+            row.slot = self._table.take(row.number, row.tokens)
+        # One column more than the longest transcript: rows without a token of their own write there.
+        longest = max(row.start + row.params.max_new_tokens for row in asked if row.params is not None)
+        self._cache.reserve(len(self._table.slots), longest + 1)
 
-    def _retire(self, batch: list[int], reasons: dict[int, FinishReason], bias: Tensor, end: int) -> list[int]:
-        """Moves finished rows behind the others, where the next passes do not look; their cache stays."""
-        alive = sum(row not in reasons for row in batch)
-        vacant = [slot for slot in range(alive) if batch[slot] in reasons]
-        taken = [slot for slot in range(alive, len(batch)) if batch[slot] not in reasons]
-        if vacant:
-            first, second = torch.tensor(vacant, device=self._device), torch.tensor(taken, device=self._device)
-            self._cache.swap(first, second, end)
-            bias[first] = bias[second]
-            for a, b in zip(vacant, taken, strict=True):
-                batch[a], batch[b] = batch[b], batch[a]
-                self._slots[batch[a]], self._slots[batch[b]] = a, b
-        return batch[:alive]
+    def _step(self, batch: list[_Row]) -> list[tuple[int, Completion]]:
+        """Runs the last token of each row and draws the next one."""
+        self._close_ranks(batch)
+        top = max(row.place for row in batch) + 1
+        # Slots in between that are not decoded run along; what they write is past what they hold.
+        columns = [slot.cached for slot in self._table.slots[:top]]
+        tokens = [0] * top
+        for row in batch:
+            tokens[row.place] = row.tokens[-1]
+        width = max(columns[row.place] for row in batch) + 1
+        logits = self._forward([[token] for token in tokens], torch.tensor(columns).unsqueeze(1), None, width)
+        for row in batch:
+            self._table.slots[row.place].cached += 1
+        places = [row.place for row in batch]
+        return self._draw(batch, logits if places == list(range(top)) else logits[places])
 
-    def _completion(self, ids: list[int], logprobs: list[float], reason: FinishReason) -> Completion:
+    def _close_ranks(self, batch: list[_Row]) -> None:
+        """Moves rows to the first slots, if too many slots before the last row would run along for nothing."""
+        size = len(batch)
+        if max(row.place for row in batch) + 1 - size <= size // 8:
+            return
+        movers = [row for row in batch if row.place >= size]
+        occupied = {row.place for row in batch}
+        vacant = [number for number in range(size) if number not in occupied]
+        slots = self._table.slots
+        self._cache.swap(
+            [row.place for row in movers], vacant, max(slots[n].cached for n in [*vacant, *(r.place for r in movers)])
+        )
+        for row, number in zip(movers, vacant, strict=True):
+            other = slots[number].row
+            if other is not None:
+                self._rows[other].slot = row.place
+            self._table.swap(row.place, number)
+            row.slot = number
+
+    def _draw(self, rows: list[_Row], logits: Tensor) -> list[tuple[int, Completion]]:
+        """Draws a token for each row and returns the completions that it finishes."""
+        groups: dict[float, list[int]] = {}
+        for index, row in enumerate(rows):
+            assert row.params is not None
+            groups.setdefault(row.params.temperature, []).append(index)
+        finished: dict[int, Completion] = {}
+        for temperature, members in groups.items():
+            uniforms = [uniform(rows[i].seed, rows[i].drawn) for i in members]
+            drawn, values = draw(logits if len(groups) == 1 else logits[members], temperature, uniforms)
+            for index, token, value in zip(members, drawn.tolist(), values.tolist(), strict=True):
+                done = self._extend(rows[index], token, value)
+                if done is not None:
+                    finished[index] = done
+        return [(rows[index].number, finished[index]) for index in sorted(finished)]
+
+    def _extend(self, row: _Row, token: int, logprob: float) -> Completion | None:
+        assert row.params is not None
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        row.drawn += 1
+        ids = row.tokens[row.start :]
+        reason: FinishReason
+        if token in self._eos:
+            reason = "eos"
+        elif self._sampler.detector(row.params.stop).completed(ids):
+            reason = "stop"
+        elif len(ids) == row.params.max_new_tokens:
+            reason = "length"
+        else:
+            return None
+        row.params = None
         shown = ids[:-1] if reason == "eos" else ids
         text = self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return Completion(tuple(ids), tuple(logprobs), text, reason)
+        return Completion(tuple(ids), tuple(row.logprobs), text, reason)
+
+    # -- prompts and observations --------------------------------------------------------------------------------
+
+    def _prefill(self, asked: list[_Row]) -> list[tuple[int, Completion]]:
+        """Brings the cache up to each row's last token and draws a token for the rows that had to be run for it.
+
+        Rows that will find most of what they lack in the slot of another one wait until that one was run.
+        """
+        finished = []
+        waiting = [row for row in asked if self._missing(row) > 0]
+        while waiting:
+            self._copy_shared(waiting)
+            now: list[_Row] = []
+            later: list[_Row] = []
+            for row in waiting:
+                if self._missing(row) > 0:
+                    (later if any(self._would_share(row, other) for other in now) else now).append(row)
+            now.sort(key=self._missing, reverse=True)
+            for top, bottom in _batches([self._missing(row) + 1 for row in now], self._budget, self._pass_tokens):
+                finished += self._run(now[top:bottom])
+            waiting = later
+        return finished
+
+    def _missing(self, row: _Row) -> int:
+        """Tokens before the last one that are not in the cache."""
+        return len(row.tokens) - 1 - self._table.slots[row.place].cached
+
+    def _would_share(self, row: _Row, other: _Row) -> bool:
+        cached = self._table.slots[row.place].cached
+        length = shared_length(row.tokens, other.tokens, min(len(row.tokens) - 1, len(other.tokens)))
+        return worthwhile(length - cached, self._missing(row), least=self._pass_tokens)
+
+    def _copy_shared(self, rows: list[_Row]) -> None:
+        jobs: dict[tuple[int, int, int], list[int]] = {}
+        for row in rows:
+            found = self._table.source(row.place)
+            if found is not None:
+                source, length = found
+                jobs.setdefault((source, self._table.slots[row.place].cached, length), []).append(row.place)
+        for (source, start, end), targets in jobs.items():
+            self._cache.copy(source, targets, start, end)
+            for number in targets:
+                self._table.slots[number].cached = end
+
+    def _run(self, rows: list[_Row]) -> list[tuple[int, Completion]]:
+        """Runs all that the cache lacks of each row, aligned at the right ends, and draws."""
+        cached = [self._table.slots[row.place].cached for row in rows]
+        lengths = [len(row.tokens) - have for row, have in zip(rows, cached, strict=True)]
+        longest = max(lengths)
+        pending = [
+            [0] * (longest - length) + row.tokens[have:]
+            for row, have, length in zip(rows, cached, lengths, strict=True)
+        ]
+        ends = torch.tensor([len(row.tokens) for row in rows]).unsqueeze(1)
+        columns = ends - longest + torch.arange(longest)
+        # Padding writes to the column after the transcript, where the next token will be.
+        columns = torch.where(columns >= torch.tensor(cached).unsqueeze(1), columns, ends)
+        places = torch.tensor([row.place for row in rows])
+        logits = self._forward(pending, columns, places, int(ends.max()))
+        for row in rows:
+            self._table.slots[row.place].cached = len(row.tokens)
+        self.prefilled_tokens += sum(lengths)
+        return self._draw(rows, logits)
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def _forward(self, tokens: list[list[int]], columns: Tensor, slots: Tensor | None, width: int) -> Tensor:
+        """Runs tokens at the columns of their slots, which are their positions too; each sees what is before it.
+
+        Returns:
+            The logits after the last token of each row, `(rows, vocabulary)`.
+        """
+        columns = columns.to(self._device)
+        hidden = torch.arange(width, device=self._device) > columns[:, :, None]
+        mask = torch.zeros(hidden.shape, dtype=self._mask_dtype, device=self._device)
+        mask.masked_fill_(hidden, float("-inf"))
+        self._cache.access = Access(None if slots is None else slots.to(self._device), columns, width)
         output = self._model(
-            input_ids=tokens.to(self._device),
-            attention_mask=mask.to(self._device),
-            position_ids=positions.to(self._device),
+            input_ids=torch.tensor(tokens, device=self._device),
+            attention_mask=mask.unsqueeze(1),
+            position_ids=columns,
             use_cache=True,
             logits_to_keep=1,
             **{self._cache_argument: self._cache},
@@ -293,40 +373,24 @@ class HFSession(SamplerSession):
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    @contextmanager
-    def _forward_mode(self) -> Iterator[None]:
-        """Evaluation mode, no gradients, the wanted precision and attention; all put back afterwards."""
-        model = self._model
-        training, attention = model.training, model.config._attn_implementation
-        # Under an outer autocast (a trainer's), casts of weights made here would be kept: without gradient, and of
-        # weights that are about to change.
-        torch.clear_autocast_cache()
-        try:
-            model.eval()
-            model.config._attn_implementation = NAME
-            with ExitStack() as stack:
-                stack.enter_context(torch.no_grad())
-                stack.enter_context(
-                    torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast is not None)
-                )
-                yield
-        finally:
-            torch.clear_autocast_cache()
-            model.config._attn_implementation = attention
-            model.train(training)
 
+def _batches(lengths: Sequence[int], budget: int, pass_tokens: int) -> Iterator[tuple[int, int]]:
+    """Cuts a falling sequence of lengths into ranges whose padded size stays within the budget (or is one row).
 
-def _batches(lengths: Sequence[int], budget: int) -> Iterator[tuple[int, int]]:
-    """Cuts a falling sequence of lengths into ranges whose padded size stays within the budget (or is one row)."""
-    top = 0
-    while top < len(lengths):
-        bottom = min(len(lengths), top + max(1, budget // lengths[top]))
-        yield top, bottom
-        top = bottom
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    ids = {tokenizer.eos_token_id}
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids.update(configured if isinstance(configured, list) else [configured])
-    return frozenset(token for token in ids if token is not None)
+    Of all such cuts it takes one that costs least, where a range costs its padded size and `pass_tokens`.
+    """
+    costs, starts = [0.0], [0]
+    for bottom in range(1, len(lengths) + 1):
+        options = [
+            (costs[top] + pass_tokens + (bottom - top) * lengths[top], top)
+            for top in range(bottom)
+            if bottom - top == 1 or (bottom - top) * lengths[top] <= budget
+        ]
+        cost, start = min(options)
+        costs.append(cost)
+        starts.append(start)
+    cuts = [len(lengths)]
+    while cuts[-1] > 0:
+        cuts.append(starts[cuts[-1]])
+    cuts.reverse()
+    yield from pairwise(cuts)

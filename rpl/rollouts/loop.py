@@ -1,18 +1,23 @@
 """The multi-turn loop: the policy writes, programs run, observations come back, until an answer or the turn budget.
 
-A failed program is shown to the policy and the rollout goes on. Failed retrieval ends the rollout and makes it void
-(`Rollout.infra_error`); who calls the loop decides with `InfraGuard` whether the run may go on.
+Rollouts advance on their own: while the programs of some run in the background, others are decoded, and a rollout that
+is over gives its place to the next request. A failed program is shown to the policy and the rollout goes on. Failed
+retrieval ends the rollout and makes it void (`Rollout.infra_error`); who calls the loop decides with `InfraGuard`
+whether the run may go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rpl.errors import ConfigError
 from rpl.executors.base import Executor
+from rpl.rollouts.background import BackgroundPrograms, Job
 from rpl.rollouts.renderer import Action, Renderer
-from rpl.rollouts.sampler import Completion, Sampler, SamplingParams
+from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
 from rpl.types import Question, Rollout, Trace, Turn
 
 Progress = Callable[[int], None]
@@ -30,7 +35,7 @@ class RolloutConfig:
     temperature: float = 1.0
     """Softmax temperature; 0 means greedy. Training draws from the whole vocabulary."""
     batch_size: int = 64
-    """Rollouts that are sampled together."""
+    """Most rollouts in flight at a time; it bounds memory. One that is over gives its place to the next request."""
     max_context_tokens: int = 2048
     """Longest transcript; a rollout with no room for another completion ends as invalid (`context`)."""
 
@@ -61,6 +66,31 @@ class RolloutRequest:
     """The ids to start from (`Renderer.prefilled_ids`, for baselines); `None` means the question's prompt."""
 
 
+@dataclass
+class RolloutTiming:
+    """Where the time of rollouts went, and for how many tokens. Numbers add up over calls that share a record.
+
+    Programs run while others are decoded: `generate_s` and `execute_s` overlap, and their sum may exceed the wall time.
+    """
+
+    generate_s: float = 0.0
+    """Seconds in the sampler, whatever else went on meanwhile."""
+    execute_s: float = 0.0
+    """Seconds in which programs ran, retrieval included."""
+    wait_s: float = 0.0
+    """Those seconds of `execute_s` in which nothing was decoded: the loop only waited for programs."""
+    wall_s: float = 0.0
+    """Seconds from the first request to the last rollout."""
+    generated_tokens: int = 0
+    """Sampled tokens."""
+    prompt_tokens: int = 0
+    """Tokens of prompts, each rollout's counted."""
+    observation_tokens: int = 0
+    """Tokens of observations, each rollout's counted."""
+    prefilled_tokens: int = 0
+    """Tokens that the sampler really ran for prompts and observations; see `SamplerSession.prefilled_tokens`."""
+
+
 def run_rollouts(
     requests: Sequence[RolloutRequest],
     *,
@@ -69,23 +99,42 @@ def run_rollouts(
     executor: Executor,
     config: RolloutConfig,
     progress: Progress | None = None,
+    timing: RolloutTiming | None = None,
 ) -> list[Rollout]:
     """Makes rollouts.
 
+    Equal inputs give equal rollouts, however long anything takes: programs that were completed in one step of the
+    sampler run during its next step and are waited for right after it, and each different program of a question is run
+    once (a run that infrastructure failed does not count).
+
     Args:
-        requests: What to roll out; requests with equal prompts are sampled together.
+        requests: What to roll out; those with equal prompts are started one after the other.
         renderer: Renders prompts and observations and reads completions.
         sampler: Connected to the policy.
-        executor: Connected to the renderer's `count_tokens`.
+        executor: Connected to the renderer's `count_tokens`. It is called from another thread, one call at a time.
         config: Budgets and temperature.
         progress: Called as rollouts finish.
+        timing: Is added to.
 
     Returns:
         One rollout a request, in order. Void ones are among them.
+
+    Raises:
+        BaseException: Whatever sampler or executor raise, as it is; no thread is left behind.
     """
     rows = [_Row(index, request, renderer) for index, request in enumerate(requests)]
-    for chunk in _chunks(rows, config.batch_size):
-        _run_chunk(chunk, renderer, sampler, executor, config, progress)
+    timing = RolloutTiming() if timing is None else timing
+    start = time.perf_counter()
+    # Programs count tokens in their thread while observations are rendered in this one. A fast tokenizer allows that
+    # unless an option of it changes meanwhile; this sets the option that both use.
+    renderer.count_tokens("")
+    with sampler.open() as session, BackgroundPrograms(executor) as programs:
+        try:
+            _Loop(rows, renderer, session, programs, config, progress or (lambda _: None), timing).run()
+        finally:
+            timing.prefilled_tokens += session.prefilled_tokens
+            timing.execute_s += programs.seconds
+            timing.wall_s += time.perf_counter() - start
     return [row.rollout() for row in rows]
 
 
@@ -100,7 +149,6 @@ class _Row:
         self.turns: list[Turn] = []
         self.answer: str | None = None
         self.invalid: str | None = None
-        self.done = False
 
     def rollout(self) -> Rollout:
         request = self.request
@@ -115,74 +163,13 @@ class _Row:
             invalid=self.invalid,
         )
 
-    def end(self, answer: str | None = None, invalid: str | None = None) -> None:
-        self.answer, self.invalid, self.done = answer, invalid, True
-
-
-def _chunks(rows: Sequence[_Row], size: int) -> Iterator[list[_Row]]:
-    """Yields the rows in chunks, those with equal prompts next to each other: a prompt is then run once."""
-    first: dict[tuple[int, ...], int] = {}
-    for row in rows:
-        first.setdefault(row.prompt, row.index)
-    ordered = sorted(rows, key=lambda row: first[row.prompt])
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
-
-
-def _run_chunk(
-    rows: list[_Row],
-    renderer: Renderer,
-    sampler: Sampler,
-    executor: Executor,
-    config: RolloutConfig,
-    progress: Progress | None,
-) -> None:
-    params = SamplingParams(max_new_tokens=config.max_new_tokens, temperature=config.temperature)
-    room = config.max_context_tokens - config.max_new_tokens
-    for row in rows:
-        if row.length > room:
-            row.end(invalid="context")
-    told = _tell(rows, 0, progress)
-    with sampler.open([row.prompt for row in rows], [row.request.seed for row in rows]) as session:
-        for turn in range(config.max_turns):
-            active = [slot for slot, row in enumerate(rows) if not row.done]
-            if not active:
-                break
-            completions = session.sample(active, params)
-            waiting: list[_Waiting] = []
-            for slot, completion in zip(active, completions, strict=True):
-                row = rows[slot]
-                row.length += len(completion.token_ids)
-                action = renderer.parse(completion.text, completion.finish_reason)
-                if action.kind == "program" and turn == config.max_turns - 1:
-                    action = Action("invalid", action.text, "turn_budget")
-                if action.kind == "program":
-                    waiting.append(_Waiting(slot, completion, action.text))
-                else:
-                    row.turns.append(_last_turn(completion, action))
-                    row.end(action.text if action.kind == "answer" else None, action.reason)
-            traces = _execute(executor, [(w.program, rows[w.slot].request.question.question) for w in waiting])
-            for w, trace in zip(waiting, traces, strict=True):
-                row = rows[w.slot]
-                observation = renderer.observation_ids(trace.observation)
-                if trace.infra_error is not None:
-                    row.turns.append(w.turn(trace))
-                    row.end()
-                elif row.length + len(observation) > room:
-                    row.turns.append(w.turn(trace, invalid="context"))
-                    row.end(invalid="context")
-                else:
-                    row.turns.append(w.turn(trace, observation))
-                    row.length += len(observation)
-                    session.append(w.slot, observation)
-            told = _tell(rows, told, progress)
-
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A completion whose program is running."""
 
-    slot: int
+    number: int
+    """The row of the session."""
     completion: Completion
     program: str
 
@@ -200,6 +187,115 @@ class _Waiting:
         )
 
 
+class _Loop:
+    """Drives a session and the programs of its rows."""
+
+    def __init__(
+        self,
+        rows: Sequence[_Row],
+        renderer: Renderer,
+        session: SamplerSession,
+        programs: BackgroundPrograms,
+        config: RolloutConfig,
+        progress: Progress,
+        timing: RolloutTiming,
+    ) -> None:
+        self.renderer, self.session, self.programs = renderer, session, programs
+        self.config, self.progress, self.timing = config, progress, timing
+        self.params = SamplingParams(max_new_tokens=config.max_new_tokens, temperature=config.temperature)
+        self.room = config.max_context_tokens - config.max_new_tokens
+        self.queue = deque(_together(rows))
+        self.in_flight: dict[int, _Row] = {}  # by row of the session
+
+    def run(self) -> None:
+        running: list[_Waiting] = []
+        self._admit()
+        while self.in_flight:
+            completions = self._advance()
+            # In this order, so that what is started next holds all that is known by now.
+            if running:
+                self._observe(running, self._traces())
+            running = [waiting for number, done in completions if (waiting := self._read(number, done)) is not None]
+            if running:
+                self.programs.start([self._job(waiting) for waiting in running])
+            self._admit()
+
+    def _admit(self) -> None:
+        while self.queue and len(self.in_flight) < self.config.batch_size:
+            row = self.queue.popleft()
+            if row.length > self.room:
+                row.invalid = "context"
+                self.progress(1)
+                continue
+            number = self.session.add(row.prompt, row.request.seed)
+            self.session.submit(number, self.params)
+            self.in_flight[number] = row
+            self.timing.prompt_tokens += row.length
+
+    def _advance(self) -> list[tuple[int, Completion]]:
+        start = time.perf_counter()
+        try:
+            return self.session.advance()
+        finally:
+            self.timing.generate_s += time.perf_counter() - start
+
+    def _traces(self) -> list[Trace]:
+        start = time.perf_counter()
+        try:
+            return self.programs.wait()
+        finally:
+            self.timing.wait_s += time.perf_counter() - start
+
+    def _job(self, waiting: _Waiting) -> Job:
+        return waiting.program, self.in_flight[waiting.number].request.question.question
+
+    def _read(self, number: int, completion: Completion) -> _Waiting | None:
+        """Takes in a completion; returns it if it is a program to be run."""
+        row = self.in_flight[number]
+        row.length += len(completion.token_ids)
+        self.timing.generated_tokens += len(completion.token_ids)
+        action = self.renderer.parse(completion.text, completion.finish_reason)
+        if action.kind == "program" and len(row.turns) == self.config.max_turns - 1:
+            action = Action("invalid", action.text, "turn_budget")
+        if action.kind == "program":
+            return _Waiting(number, completion, action.text)
+        row.turns.append(_last_turn(completion, action))
+        self._end(number, action.text if action.kind == "answer" else None, action.reason)
+        return None
+
+    def _observe(self, running: Sequence[_Waiting], traces: Sequence[Trace]) -> None:
+        """Takes in what programs printed, and lets their rollouts go on."""
+        for waiting, trace in zip(running, traces, strict=True):
+            row = self.in_flight[waiting.number]
+            observation = self.renderer.observation_ids(trace.observation)
+            if trace.infra_error is not None:
+                row.turns.append(waiting.turn(trace))
+                self._end(waiting.number)
+            elif row.length + len(observation) > self.room:
+                row.turns.append(waiting.turn(trace, invalid="context"))
+                self._end(waiting.number, invalid="context")
+            else:
+                row.turns.append(waiting.turn(trace, observation))
+                row.length += len(observation)
+                self.timing.observation_tokens += len(observation)
+                self.session.append(waiting.number, observation)
+                self.session.submit(waiting.number, self.params)
+
+    def _end(self, number: int, answer: str | None = None, invalid: str | None = None) -> None:
+        row = self.in_flight.pop(number)
+        row.answer, row.invalid = answer, invalid
+        self.session.drop(number)
+        self.progress(1)
+
+
+def _together(rows: Sequence[_Row]) -> list[_Row]:
+    """Orders the rows so that those with equal prompts are next to each other: a prompt is then run once."""
+    first: dict[tuple[int, ...], int] = {}
+    for row in rows:
+        first.setdefault(row.prompt, row.index)
+    return sorted(rows, key=lambda row: first[row.prompt])
+
+
 def _last_turn(completion: Completion, action: Action) -> Turn:
     return Turn(
         completion_ids=completion.token_ids,
@@ -210,19 +306,3 @@ def _last_turn(completion: Completion, action: Action) -> Turn:
         answer=action.text if action.kind == "answer" else None,
         invalid=action.reason,
     )
-
-
-def _execute(executor: Executor, jobs: list[tuple[str, str]]) -> list[Trace]:
-    """Runs each different job once: equal programs give equal traces, and a group often writes the same one."""
-    different = list(dict.fromkeys(jobs))
-    if not different:
-        return []
-    traces = dict(zip(different, executor.run_many(different), strict=True))
-    return [traces[job] for job in jobs]
-
-
-def _tell(rows: Sequence[_Row], told: int, progress: Progress | None) -> int:
-    done = sum(row.done for row in rows)
-    if progress is not None and done > told:
-        progress(done - told)
-    return done

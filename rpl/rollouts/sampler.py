@@ -1,4 +1,9 @@
-"""The interface of sampling: token ids in, token ids out, several turns, state kept in a session."""
+"""The interface of sampling: token ids in, token ids out; transcripts come, grow and go while others are decoded.
+
+A session is driven by one caller, in this order for each transcript: `add`, then `submit`, then `advance` until its
+completion comes back, then either `append` and `submit` again, or `drop`. What is asked for meanwhile joins the batch
+at the next `advance`.
+"""
 
 from __future__ import annotations
 
@@ -38,23 +43,80 @@ class Completion:
     logprobs: tuple[float, ...]
     """Log-probability of each token at the sampling temperature (at temperature 1 when greedy)."""
     text: str
+    """The decoded tokens; an end token that ended the completion is left out."""
     finish_reason: FinishReason
+    """`stop` (a stop text), `eos` (an end token) or `length`."""
 
 
 class SamplerSession(ABC):
-    """A batch of growing transcripts. Rows are numbered from 0 in the order of the prompts."""
+    """Growing transcripts under one version of the weights, those that the model had when the session was opened.
+
+    Each transcript is a row. A row has a state of its own (keys and values, an entry of a prefix cache) from its first
+    completion until it is dropped, so the caller bounds memory by the number of rows that it keeps. Not thread-safe.
+    """
+
+    prefilled_tokens: int = 0
+    """Tokens of prompts, observations and earlier completions that were run so far, other than one by one in decoding;
+    fewer than the transcripts have where work is shared."""
 
     @abstractmethod
-    def sample(self, rows: Sequence[int], params: SamplingParams) -> list[Completion]:
-        """Continues each of `rows` by one completion, which is appended to its transcript."""
+    def add(self, prompt: Sequence[int], seed: int) -> int:
+        """Starts a transcript.
+
+        Rows with equal prompts share the work of running it while one of them, or what it left, is in memory.
+
+        Args:
+            prompt: Token ids, at least one.
+            seed: The row's draws depend on it and on nothing else in the batch; the n-th token drawn in a row uses the
+                n-th number of the seed's stream, over all turns.
+
+        Returns:
+            Its row number: 0, 1, 2, … in the order of the calls; numbers are not used again.
+
+        Raises:
+            ConfigError: The prompt is empty, or the session is closed.
+        """
 
     @abstractmethod
     def append(self, row: int, token_ids: Sequence[int]) -> None:
-        """Appends an observation to a transcript."""
+        """Appends an observation, which may be empty, to a transcript.
+
+        Raises:
+            ConfigError: A completion of this row is being drawn, the row is unknown or dropped, or the session is
+                closed.
+        """
+
+    @abstractmethod
+    def submit(self, row: int, params: SamplingParams) -> None:
+        """Asks for one completion of a transcript. Rows may ask with different parameters.
+
+        Raises:
+            ConfigError: As for `append`.
+        """
+
+    @abstractmethod
+    def advance(self) -> list[tuple[int, Completion]]:
+        """Decodes for a while.
+
+        Returns:
+            The completions that were finished, each with its row, in an order that is the same for equal calls. Their
+            tokens are part of the transcripts now. Empty if none was finished yet; empty at once if none is asked for.
+
+        Raises:
+            ConfigError: The session is closed.
+        """
+
+    @abstractmethod
+    def drop(self, row: int) -> None:
+        """Ends a transcript and frees its state; a completion that is being drawn is given up.
+
+        Raises:
+            ConfigError: The row is unknown or dropped, or the session is closed.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Frees the session's memory."""
+        """Frees the session's memory; may be called twice."""
 
     def __enter__(self) -> SamplerSession:
         return self
@@ -68,15 +130,20 @@ class SamplerSession(ABC):
 class Sampler(ABC):
     """Draws completions from the policy."""
 
+    runs_model: bool = True
+    """Whether sessions run the model that was connected. If not, a sharded one need not be gathered for them."""
+
     @abstractmethod
     def connect(self, model: Any, tokenizer: Any) -> None:
-        """Sets the policy. Called again after its weights changed, with the same or another model object."""
+        """Sets the policy. Called again after its weights changed, with the same or another model object.
+
+        A sampler that keeps weights elsewhere (an engine, a server) brings them up to date here.
+        """
 
     @abstractmethod
-    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> SamplerSession:
-        """Starts a session.
+    def open(self) -> SamplerSession:
+        """Starts a session without transcripts.
 
-        Args:
-            prompts: Token ids, one sequence a row.
-            seeds: One a row; a row's draws depend on its seed and on nothing else in the batch.
+        Raises:
+            ConfigError: No policy is connected.
         """

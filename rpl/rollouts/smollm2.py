@@ -18,7 +18,7 @@ from typing import Any
 
 from rpl.errors import CheckpointError, ConfigError
 from rpl.progress import progress_bar
-from rpl.rollouts.tiny import publish
+from rpl.rollouts.tiny import publish, save_on_any_rank
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 NAMES = frozenset({"smollm2-135m", "smollm2-135m-instruct", HUB_NAME.lower()})
@@ -67,7 +67,7 @@ def convert(cache: Path, hub_reason: str) -> Path:
                 bar.update(1)
                 model, tokenizer = _read(gguf)
                 bar.update(1)
-                model.save_pretrained(temporary / "model")
+                save_on_any_rank(model, temporary / "model")
                 tokenizer.save_pretrained(temporary / "model")
                 publish(temporary / "model", cache / _FOLDER)
                 bar.update(1)

@@ -42,3 +42,11 @@ class StopDetector:
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Returns the ids that end a completion: the tokenizer's, and those of the model's generation settings."""
+    ids = {tokenizer.eos_token_id}
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids.update(configured if isinstance(configured, list) else [configured])
+    return frozenset(token for token in ids if token is not None)

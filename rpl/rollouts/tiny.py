@@ -83,12 +83,18 @@ def tiny_model(cache: Path) -> Path:
     try:
         tokenizer = tiny_tokenizer()
         model = tiny_weights(len(tokenizer), tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
-        model.save_pretrained(temporary)
+        save_on_any_rank(model, temporary)
         tokenizer.save_pretrained(temporary)
         publish(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def save_on_any_rank(model: Any, folder: Path) -> None:
+    """Saves a transformers model. In a process group, `save_pretrained` alone writes nothing but on rank 0."""
+    model.should_save_on_this_rank = bool
+    model.save_pretrained(folder)
 
 
 def publish(temporary: Path, folder: Path) -> None:

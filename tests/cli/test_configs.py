@@ -52,6 +52,30 @@ def test_patches_compose_over_rl(patch, tmp_path, capsys):
     assert yaml.safe_load(capsys.readouterr().out)["model"]["class_path"] == "rpl.modules.grpo.GRPOModule"
 
 
+@pytest.mark.parametrize("more", [(), ("vllm",)], ids=["", "vllm"])
+def test_the_published_protocol_composes_with_sharding(more, tmp_path, capsys):
+    files = [
+        part for name in ("base", "rl", "fsdp", "qwen3_4b", *more) for part in ("-c", str(CONFIGS / f"{name}.yaml"))
+    ]
+    with pytest.raises(SystemExit) as stop:
+        run(["fit", *files, "--print_config"])
+    assert stop.value.code in (0, None)
+    config = yaml.safe_load(capsys.readouterr().out)
+    model, trainer = config["model"]["init_args"], config["trainer"]
+    assert trainer["strategy"]["class_path"] == "rpl.modules.strategy.FSDP2Strategy"
+    assert [c["class_path"].rpartition(".")[2] for c in trainer["callbacks"]][-2:] == [
+        "ModelCheckpoint",
+        "CollapseGuard",
+    ]
+    # 512 questions x 5 rollouts an iteration on 8 GPUs, two updates each, 500 iterations, warm-up over 28.5 % of them
+    assert (config["data"]["init_args"]["batch_size"] * 8, model["group_size"]) == (512, 5)
+    assert trainer["max_steps"] / model["updates_per_iteration"] == 500
+    assert model["warmup_steps"] == 0.285 * trainer["max_steps"]
+    assert (model["beta"], model["kl_estimator"], model["clip_low"], model["clip_high"]) == (0.001, "k3", 0.2, 0.2)
+    assert model["optimizer"]["init_args"]["lr"] == 1e-6
+    assert model["rollout"]["max_turns"] * model["rollout"]["max_new_tokens"] <= model["rollout"]["max_context_tokens"]
+
+
 def test_flags_win_over_files(tmp_path):
     cli = RPLCLI(compose("rl", "--model.group_size", "3", tmp_path=tmp_path), run=False)
     assert cli.model.group_size == 3

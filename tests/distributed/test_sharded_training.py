@@ -1,34 +1,9 @@
 """Two processes train like one: FSDP2 and DDP on CPU with gloo, judged by the files that the processes write."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from sharded_runs import run, trajectory
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
-SCRIPT = Path(__file__).parent / "train_sharded.py"
-WATCHED = ("train/loss", "train/grad_norm", "train/tokens", "train/kl", "train/ratio", "train/reward", "rollout/turns")
-
-
-def run(out: Path, *, processes: int = 1, **options: str | int) -> list[dict]:
-    """Runs the script and returns the result of each rank."""
-    flags = [f"--{name}={value}" if value != "" else f"--{name}" for name, value in options.items()]
-    command = [sys.executable, str(SCRIPT), f"--out={out}", f"--devices={processes}", *flags]
-    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "MASTER_PORT", "MASTER_ADDR")}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, env=environment | {"OMP_NUM_THREADS": "1"}
-    )
-    files = [out.with_suffix(f".{rank}.json") for rank in range(processes)]
-    assert all(file.exists() for file in files), done.stderr[-3000:]
-    return [json.loads(file.read_text()) for file in files]
-
-
-def trajectory(result: dict) -> list[float]:
-    assert "error" not in result, result
-    return [row[name] for row in result["rows"] for name in WATCHED if name in row]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +24,12 @@ def test_two_sharded_processes_train_like_one(single, sharded):
     # The twin that must fail: half the gradient, as from a forgotten factor of the number of ranks.
     wrong = [{**row, "train/grad_norm": row["train/grad_norm"] / 2} for row in sharded[0]["rows"]]
     assert trajectory({"rows": wrong}) != pytest.approx(trajectory(single), rel=1e-4)
+
+
+def test_a_rank_without_questions_does_no_harm(single, tmp_path):
+    """All questions of every iteration on one rank and none on the other."""
+    for rank in run(tmp_path / "r", processes=2, strategy="fsdp", lopsided=""):
+        assert trajectory(rank) == pytest.approx(trajectory(single), rel=1e-4)
 
 
 def test_validation_over_uneven_shards_equals_that_of_one_process(single, sharded):

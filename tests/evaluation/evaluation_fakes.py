@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from helpers_rollouts import InstantSession
+
 from rpl.evaluation.system import System
 from rpl.executors.base import Executor, TokenCounter
 from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
@@ -73,41 +75,44 @@ class FakeSystem(System):
 
 
 class ScriptedSampler(Sampler):
-    """Writes what a function makes of the transcript's text so far."""
+    """Writes what a function makes of the transcript's text so far.
+
+    Keeps the prompts of each session in `opened`, and in `flights` how many rows were decoded in each `advance`.
+    """
 
     def __init__(self, tokenizer: Any, script: Callable[[str], str]) -> None:
         self.tokenizer, self.script = tokenizer, script
         self.opened: list[list[str]] = []
+        self.flights: list[int] = []
         self.params: list[SamplingParams] = []
 
     def connect(self, model: Any, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
-    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> SamplerSession:
-        assert len(prompts) == len(seeds)
-        self.opened.append([self.tokenizer.decode(list(p)) for p in prompts])
-        return _Session(self, [list(p) for p in prompts])
+    def open(self) -> SamplerSession:
+        self.opened.append([])
+        return _Session(self)
 
 
-class _Session(SamplerSession):
-    def __init__(self, sampler: ScriptedSampler, rows: list[list[int]]) -> None:
-        self.sampler, self.rows_ids = sampler, rows
+class _Session(InstantSession):
+    def __init__(self, sampler: ScriptedSampler) -> None:
+        super().__init__()
+        self.sampler = sampler
 
-    def sample(self, rows: Sequence[int], params: SamplingParams) -> list[Completion]:
-        self.sampler.params.append(params)
-        out = []
-        for row in rows:
-            text = self.sampler.script(self.sampler.tokenizer.decode(self.rows_ids[row]))
-            ids = self.sampler.tokenizer.encode(text, add_special_tokens=False)
-            self.rows_ids[row] += ids
-            out.append(Completion(tuple(ids), (-0.5,) * len(ids), text, "stop"))
-        return out
+    def add(self, prompt: Sequence[int], seed: int) -> int:
+        self.sampler.opened[-1].append(self.sampler.tokenizer.decode(list(prompt)))
+        return super().add(prompt, seed)
 
-    def append(self, row: int, token_ids: Sequence[int]) -> None:
-        self.rows_ids[row] += token_ids
+    def advance(self) -> list[tuple[int, Completion]]:
+        if self.params:
+            self.sampler.flights.append(len(self.params))
+        return super().advance()
 
-    def close(self) -> None:
-        pass
+    def write(self, row: int) -> Completion:
+        self.sampler.params.append(self.params[row])
+        text = self.sampler.script(self.sampler.tokenizer.decode(self.tokens[row]))
+        ids = self.sampler.tokenizer.encode(text, add_special_tokens=False)
+        return Completion(tuple(ids), (-0.5,) * len(ids), text, "stop")
 
 
 class FakeExecutor(Executor):

@@ -59,7 +59,7 @@ def test_fixed_program_renders_the_transcript_of_the_policy(renderer: Renderer, 
     sampler = ScriptedSampler(tokenizer, reader)
     system = FixedProgram(renderer, sampler, executor, k=1, batch_size=2)
     rollouts = system.answer(asked)
-    assert [len(batch) for batch in sampler.opened] == [2, 1]
+    assert sampler.flights == [2, 1]
     assert all(params.temperature == 0 for params in sampler.params)
     assert executor.sources == [fixed_source(1)] * 3
     for question, rollout in zip(asked, rollouts, strict=True):
@@ -109,7 +109,7 @@ def test_given_program_and_bad_arguments(renderer: Renderer, tokenizer: Any) -> 
 def test_direct_never_sees_a_passage(renderer: Renderer, tokenizer: Any) -> None:
     sampler = ScriptedSampler(tokenizer, reader)
     result = evaluate(Direct(renderer, sampler, batch_size=4), questions(6), progress=False)
-    assert [len(batch) for batch in sampler.opened] == [4, 2]
+    assert sampler.flights == [4, 2]
     assert not any("<result>" in prompt for batch in sampler.opened for prompt in batch)
     assert {record.prediction for record in result.records} == {"Lagos"}
     metrics = result.metrics()

@@ -6,10 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from helpers_rollouts import InstantSession
 from lightning.pytorch import LightningDataModule
 
 from rpl.executors.base import Executor, TokenCounter
-from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
+from rpl.rollouts.sampler import Completion, Sampler, SamplerSession
 from rpl.types import Question, Trace
 
 PASSAGES = {"p1": "Lyon is in France.", "p2": "Oslo is in Norway.", "p3": "Rome is in Italy."}
@@ -53,35 +54,24 @@ class ScriptedSampler(Sampler):
     def connect(self, model: Any, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
-    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> SamplerSession:
-        return _ScriptedSession(self, prompts, seeds)
+    def open(self) -> SamplerSession:
+        return _ScriptedSession(self)
 
 
-class _ScriptedSession(SamplerSession):
-    def __init__(self, sampler: ScriptedSampler, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
+class _ScriptedSession(InstantSession):
+    def __init__(self, sampler: ScriptedSampler) -> None:
+        super().__init__()
         self.sampler = sampler
-        self.texts = [sampler.tokenizer.decode(list(prompt)) for prompt in prompts]
-        self.turns = [0] * len(prompts)
-        self.good = [random.Random(seed).random() < sampler.right for seed in seeds]
 
-    def sample(self, rows: Sequence[int], params: SamplingParams) -> list[Completion]:
-        return [self._one(row) for row in rows]
-
-    def _one(self, row: int) -> Completion:
-        index = next(i for i, city in enumerate(("Lyon", "Oslo", "Rome")) if city in self.texts[row])
-        country = ("France", "Norway", "Italy")[index] if self.good[row] else "Peru"
-        gold = index + 1 if self.good[row] else (index + 1) % 3 + 1
+    def write(self, row: int) -> Completion:
+        text = self.sampler.tokenizer.decode(self.tokens[row])
+        index = next(i for i, city in enumerate(("Lyon", "Oslo", "Rome")) if city in text)
+        good = random.Random(self.seeds[row]).random() < self.sampler.right
+        country = ("France", "Norway", "Italy")[index] if good else "Peru"
+        gold = index + 1 if good else (index + 1) % 3 + 1
         texts = [f"<program>\nprint(read('p{gold}'))\n</program>", f"<answer>{country}</answer>"]
-        text = texts[self.turns[row]]
-        self.turns[row] += 1
-        ids = tuple(self.sampler.tokenizer.encode(text, add_special_tokens=False))
-        return Completion(ids, tuple(-1.0 for _ in ids), text, "stop")
-
-    def append(self, row: int, token_ids: Sequence[int]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        ids = tuple(self.sampler.tokenizer.encode(texts[self.turns[row]], add_special_tokens=False))
+        return Completion(ids, tuple(-1.0 for _ in ids), texts[self.turns[row]], "stop")
 
 
 class ListLoader:

@@ -1,12 +1,15 @@
 """GRPO in a real Trainer on CPU with scripted completions."""
 
+import dataclasses
+
 import pytest
 import torch
 from module_fakes import PASSAGES, QUESTIONS, FakeExecutor, ListData, ListLoader
 
 from rpl.errors import ConfigError, RetrieverError
-from rpl.modules.batching import TrainingSequence, collate
+from rpl.modules.batching import TrainingSequence, collate, from_rollout
 from rpl.modules.grpo import GRPOModule, ScoredRollout
+from rpl.modules.packing import pack_tokens
 from rpl.modules.scoring import score_tokens
 from rpl.rollouts.loop import RolloutConfig
 from rpl.types import to_dict
@@ -39,11 +42,12 @@ def test_an_iteration_logs_and_records_what_happened(make_grpo, make_trainer):
     assert row["train/sampler_gap"] > 1  # the scripted sampler's log-probabilities are made up
     assert {s.rollout.group_id for s in scored} == {"2/q4", "2/q5"}
     assert to_dict(scored[0])["rollout"]["question_id"] == "q4"
-    assert {k for k in trainer.callback_metrics if k.startswith("time/")} == {
-        "time/generate_s",
-        "time/execute_s",
-        "time/update_s",
-    }
+    times = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("time/")}
+    seconds = {"time/generate_s", "time/execute_s", "time/wait_s", "time/update_s"}
+    assert set(times) == seconds | {"time/generate_tokens_per_s", "time/update_tokens_per_s", "time/wait_share"}
+    generated = sum(sum(s.rollout.completion_mask) for s in scored)
+    assert times["time/generate_tokens_per_s"] * times["time/generate_s"] == pytest.approx(generated, rel=1e-3)
+    assert 0 <= times["time/wait_share"] < 1
 
 
 def test_rewards_pull_the_policy_towards_what_was_right(make_grpo, make_trainer):
@@ -93,6 +97,99 @@ def test_the_budget_of_micro_batches_changes_nothing(make_grpo, make_trainer, se
     for a, b in zip(*rows, strict=True):
         assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
     assert rows[0][0] != pytest.approx(rows[0][1], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"updates_per_iteration": 2, "epochs": 2, "beta": 0.1}])
+def test_packing_changes_nothing(make_grpo, make_trainer, settings):
+    rows = []
+    for packing, temperature in (("shared", 1.0), ("plain", 1.0), ("plain", 1.01)):
+        trainer, recorder = make_trainer(4)
+        module = make_grpo(packing=packing, **settings)
+        module.rollout = dataclasses.replace(module.rollout, temperature=temperature)
+        fit(module, trainer)
+        rows.append([(row["train/loss"], row["train/grad_norm"], row["train/entropy"]) for row in recorder.rows])
+    for a, b in zip(rows[0], rows[1], strict=True):
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
+    assert rows[0][0] != pytest.approx(rows[2][0], rel=1e-3, abs=1e-6)
+
+
+def test_a_wrong_packing_is_noticed_and_not_used(make_grpo, make_trainer, monkeypatch, capsys):
+    def wrong(token_ids, loss_masks):
+        packing = pack_tokens(token_ids, loss_masks)
+        return dataclasses.replace(packing, position_ids=packing.position_ids * 2)
+
+    def losses(packing):
+        trainer, recorder = make_trainer(1)
+        fit(make_grpo(packing=packing), trainer)
+        return recorder.rows[0]["train/loss"], recorder.rows[0]["train/grad_norm"]
+
+    plain = losses("plain")
+    losses("shared")
+    assert "packing" not in capsys.readouterr().err
+    monkeypatch.setattr("rpl.modules.batching.pack_tokens", wrong)
+    assert losses("shared") == plain
+    assert "log-probabilities of packed and padded tokens differ" in capsys.readouterr().err
+
+
+def test_sequences_without_gradient_are_not_computed(make_grpo, make_trainer, monkeypatch):
+    """Those with an advantage of 0 stay in the normaliser."""
+    seen = []
+    original = GRPOModule.pack
+    monkeypatch.setattr(
+        GRPOModule, "pack", lambda self, sequences: seen.append(len(sequences)) or original(self, sequences)
+    )
+    module = make_grpo(advantage="dr_grpo", group_size=3)
+    zeroed = iter([1.0, 0.0, -1.0] * 2)
+    monkeypatch.setattr("rpl.modules.grpo.from_rollout", lambda rollout, advantage: from_rollout(rollout, next(zeroed)))
+    monkeypatch.setattr(module, "_score", lambda *args: _all_kept(GRPOModule._score(module, *args)))
+    normalisers = []
+    monkeypatch.setattr("rpl.modules.grpo.loss_normaliser", lambda *args: normalisers.append(args) or 100.0)
+    trainer, _ = make_trainer(1)
+    fit(module, trainer)
+    assert seen == [4]
+    assert normalisers[0][2] == 6
+    for kwargs in ({"beta": 0.1}, {"entropy_coef": 0.1}):
+        assert make_grpo(**kwargs)._needed([TrainingSequence((1, 2), (False, True))])
+    assert not make_grpo()._needed([TrainingSequence((1, 2), (False, True))])
+
+
+def _all_kept(result):
+    scored, log = result
+    return [dataclasses.replace(s, kept=True) for s in scored], log
+
+
+@pytest.mark.parametrize("settings", [{}, {"updates_per_iteration": 2, "epochs": 2}])
+def test_no_pass_is_made_twice(make_grpo, make_trainer, monkeypatch, settings):
+    """Old log-probabilities of the first part are those that its own update computes."""
+    passes = []
+    original = GRPOModule.token_logprobs
+
+    def spy(self, batch, *args, **kwargs):
+        passes.append((batch.indices, torch.is_grad_enabled()))
+        return original(self, batch, *args, **kwargs)
+
+    module = make_grpo(packing="plain", seed=3, **settings)
+    monkeypatch.setattr(GRPOModule, "token_logprobs", spy)
+    trainer, _ = make_trainer(module.updates_per_step)
+    fit(module, trainer)
+    without = [indices for indices, grad in passes if not grad]
+    assert len(without) == (1 if settings else 0)  # those of the second part
+    assert len(passes) == (1 + 4 if settings else 1)
+
+
+def test_importance_weights_correct_the_sampler(make_grpo, make_trainer):
+    trainer, recorder = make_trainer(1)
+    fit(make_grpo(importance_cap=2.0), trainer)
+    row = recorder.rows[0]
+    assert 0 < row["train/importance"] < 0.5  # the made-up log-probability is -1, the model's about -5.7
+    assert row["train/importance_capped"] == 0
+    plain, without = make_trainer(1)
+    fit(make_grpo(), plain)
+    assert "train/importance" not in without.rows[0]
+    assert row["train/grad_norm"] < without.rows[0]["train/grad_norm"] / 2
+    capped, recorder = make_trainer(1)
+    fit(make_grpo(importance_cap=1e-9), capped)
+    assert recorder.rows[0]["train/importance_capped"] == 1
 
 
 def test_several_updates_an_iteration(make_grpo, make_trainer):

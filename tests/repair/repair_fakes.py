@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from helpers_rollouts import InstantSession
+
 from rpl.executors.base import Executor, TokenCounter
 from rpl.rollouts.renderer import Action
-from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
+from rpl.rollouts.sampler import Completion, Sampler, SamplerSession
 from rpl.types import Passage, PrimitiveCall, Question, Trace, TraceError
 
 SEED = "for p in bm25(question, k=1):\n    print(p)"
@@ -109,19 +111,19 @@ class ScriptedSampler(Sampler):
 
     def connect(self, model: Any, tokenizer: Any) -> None: ...
 
-    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> SamplerSession:
-        self.seeds += seeds
-        texts = ["".join(map(chr, prompt)) for prompt in prompts]
-        return _Session([self.write(text, seed) for text, seed in zip(texts, seeds, strict=True)])
+    def open(self) -> SamplerSession:
+        return _Session(self)
 
 
-class _Session(SamplerSession):
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = texts
+class _Session(InstantSession):
+    def __init__(self, sampler: ScriptedSampler) -> None:
+        super().__init__()
+        self.sampler = sampler
 
-    def sample(self, rows: Sequence[int], params: SamplingParams) -> list[Completion]:
-        return [Completion((1, 2, 3), (0.0, 0.0, 0.0), self.texts[row], "stop") for row in rows]
+    def add(self, prompt: Sequence[int], seed: int) -> int:
+        self.sampler.seeds.append(seed)
+        return super().add(prompt, seed)
 
-    def append(self, row: int, token_ids: Sequence[int]) -> None: ...
-
-    def close(self) -> None: ...
+    def write(self, row: int) -> Completion:
+        text = self.sampler.write("".join(map(chr, self.tokens[row])), self.seeds[row])
+        return Completion((1, 2, 3), (0.0, 0.0, 0.0), text, "stop")

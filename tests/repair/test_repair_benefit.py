@@ -53,4 +53,12 @@ def test_the_answerer_reads_only_the_observation(policy):
 
 
 def _decoded(open_session, tokenizer):
-    return lambda prompts, seeds: open_session([[ord(c) for c in tokenizer.decode(p)] for p in prompts], seeds)
+    """Lets the stand-in, whose prompts are characters, read prompts of a real tokenizer."""
+
+    def go():
+        session = open_session()
+        add = session.add
+        session.add = lambda prompt, seed: add([ord(c) for c in tokenizer.decode(list(prompt))], seed)
+        return session
+
+    return go

@@ -1,4 +1,8 @@
+import concurrent.futures
 import math
+import random
+import threading
+import time
 
 import pytest
 from helpers_rollouts import ScriptedSampler, TableExecutor, question
@@ -6,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpl.errors import ConfigError, RetrieverError
+from rpl.rollouts.background import BackgroundPrograms
 from rpl.rollouts.health import InfraGuard, binomial_tail
 from rpl.rollouts.hf_sampler import HFSampler
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
-from rpl.rollouts.renderer import Renderer
+from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming, run_rollouts
+from rpl.rollouts.one_turn import complete
+from rpl.rollouts.renderer import Action, Renderer
+from rpl.rollouts.sampler import SamplingParams
 from rpl.types import Rollout, Trace, Turn
 
 TABLE = {"print(1)": "[p1] Lyon: Lyon is a city in France.", "print(2)": "[p2] Paris: Paris is a city."}
@@ -135,7 +142,7 @@ def test_no_room_in_the_context_ends_the_rollout(run, tokenizer):
     assert rollout.invalid is None
 
 
-def test_requests_come_back_in_order_and_equal_prompts_share_a_chunk(run):
+def test_requests_come_back_in_order_and_equal_prompts_start_together(run):
     texts = ["One?", "Two?", "One?", "Two?", "One?", "Three?"]
     requests = [RolloutRequest(question(t, id=t), f"g{t}", i, seed=i) for i, t in enumerate(texts)]
     told = []
@@ -143,16 +150,49 @@ def test_requests_come_back_in_order_and_equal_prompts_share_a_chunk(run):
     assert [r.question_id for r in rollouts] == texts
     assert [r.answer for r in rollouts] == [str(i) for i in range(6)]
     assert [(r.group_id, r.sample_index, r.seed) for r in rollouts] == [(f"g{t}", i, i) for i, t in enumerate(texts)]
-    assert sampler.batches == [3, 3]
+    assert list(sampler.transcripts) == [0, 2, 4, 1, 3, 5]
+    assert sampler.flights == [3, 3]
     assert sum(told) == 6
 
 
-def test_equal_programs_of_a_batch_run_once(run):
+def test_a_finished_rollout_gives_its_place_to_the_next(run):
+    """Rollouts of one, two and three turns: a place is taken again at once, and never more than two are in flight."""
+    requests = [RolloutRequest(question(), "g", i, seed=i) for i in range(9)]
+    rollouts, sampler, _ = run(
+        lambda seed, turn: answer("x") if turn == seed % 3 else program(f"print({turn + 1})"), requests, batch_size=2
+    )
+    assert [len(r.turns) for r in rollouts] == [1, 2, 3] * 3
+    assert max(sampler.flights) == 2
+    in_chunks = 2 + 3 + 3 + 3 + 3  # what pairs would take that wait for one another, without a pause for programs
+    assert sum(sampler.flights) == 18
+    assert len(sampler.flights) < in_chunks + 4
+
+
+def test_equal_programs_of_a_question_run_once(run):
     requests = [RolloutRequest(question(), "g", i, seed=i) for i in range(5)]
     lines = [program("print(1)"), answer("France")]
-    rollouts, _, executor = run(lambda seed, turn: lines[turn], requests)
-    assert len(executor.jobs) == 1
-    assert all(r.traces[0].printed_ids == ("p1",) for r in rollouts)
+    for batch_size in (5, 2):
+        rollouts, _, executor = run(lambda seed, turn: lines[turn], requests, batch_size=batch_size)
+        assert len(executor.jobs) == 1
+        assert all(r.traces[0].printed_ids == ("p1",) for r in rollouts)
+    requests.append(RolloutRequest(question("Other?"), "h", 0, seed=9))
+    _, _, executor = run(lambda seed, turn: lines[turn], requests)
+    assert sorted(q for _, q in executor.jobs) == ["Other?", "Where is Lyon?"]
+
+
+def test_a_run_that_infrastructure_failed_is_tried_again_for_the_next_rollout(run):
+    class Mending(TableExecutor):
+        def run_many(self, jobs):
+            traces = super().run_many(jobs)
+            self.infra = ()
+            return traces
+
+    requests = [RolloutRequest(question(), "g", i, seed=i) for i in range(3)]
+    lines = [program("print(1)"), answer("France")]
+    executor = Mending(TABLE, infra=("print(1)",))
+    rollouts, _, _ = run(lambda seed, turn: lines[turn], requests, executor=executor, batch_size=1)
+    assert [r.infra_error for r in rollouts] == ["server down", None, None]
+    assert len(executor.jobs) == 2
 
 
 def test_a_baseline_may_start_from_its_own_ids(run, tokenizer):
@@ -185,6 +225,213 @@ def test_the_real_sampler_runs_in_the_loop_and_repeats_itself(tiny):
     assert once(requests, 4) == rollouts
     alone = once(requests[2:3], 1)[0]
     assert alone.token_ids == rollouts[2].token_ids
+
+
+class SteppedSampler(ScriptedSampler):
+    """Takes `steps(seed, turn)` calls of `advance` for a completion, and counts the calls in which it decoded."""
+
+    def __init__(self, script, tokenizer, steps):
+        super().__init__(script, tokenizer)
+        self.steps, self.decoded = steps, 0
+
+    def open(self):
+        session = super().open()
+        left, submit, advance = {}, session.submit, session.advance
+
+        def stepped_submit(row, params):
+            left[row] = self.steps(session.seeds[row], session.turns[row])
+            submit(row, params)
+
+        def stepped_advance():
+            self.decoded += bool(session.params)
+            held = dict(session.params)
+            for row in held:
+                left[row] -= 1
+                if left[row] > 0:
+                    del session.params[row]
+            waiting = {row: params for row, params in held.items() if row not in session.params}
+            done = advance()
+            session.params.update(waiting)
+            return done
+
+        session.submit, session.advance = stepped_submit, stepped_advance
+        return session
+
+
+def overlapping(tokenizer, executor, loop=run_rollouts):
+    """One rollout writes a program at once, while another writes for long."""
+    sampler = SteppedSampler(
+        lambda seed, turn: program("print(1)") if (seed, turn) == (0, 0) else answer("x"),
+        tokenizer,
+        lambda seed, turn: 1 if seed == 0 else 6,
+    )
+    executor.sampler = sampler
+    requests = [RolloutRequest(question(), "g", i, seed=i) for i in range(2)]
+    timing = RolloutTiming()
+    rollouts = loop(
+        requests, renderer=Renderer(tokenizer), sampler=sampler, executor=executor,
+        config=RolloutConfig(max_context_tokens=4000), timing=timing,
+    )  # fmt: skip
+    return rollouts, timing
+
+
+class Watching(TableExecutor):
+    """Its program ends when the sampler has decoded on, and fails if it does not in time."""
+
+    def run_many(self, jobs):
+        before, deadline = self.sampler.decoded, time.monotonic() + 0.5
+        while self.sampler.decoded == before:
+            if time.monotonic() > deadline:
+                raise RetrieverError("nothing was decoded meanwhile")
+            time.sleep(0.001)
+        return super().run_many(jobs)
+
+
+def test_programs_run_while_others_are_decoded(tokenizer):
+    rollouts, _ = overlapping(tokenizer, Watching(TABLE))
+    assert [r.answer for r in rollouts] == ["x", "x"]
+
+
+def test_a_loop_in_lock_step_would_fail_that_test(tokenizer, monkeypatch):
+    start = BackgroundPrograms.start
+
+    def start_and_wait(self, jobs):
+        start(self, jobs)
+        concurrent.futures.wait([self._future])
+
+    monkeypatch.setattr(BackgroundPrograms, "start", start_and_wait)
+    with pytest.raises(RetrieverError, match="nothing was decoded"):
+        overlapping(tokenizer, Watching(TABLE))
+
+
+class Slow(TableExecutor):
+    """Takes some time, at random if so told."""
+
+    def __init__(self, seconds, rng=None):
+        super().__init__({**TABLE, **{f"print({i}, {j})": f"{i} and {j}" for i in range(50) for j in range(4)}})
+        self.seconds, self.rng = seconds, rng
+
+    def run_many(self, jobs):
+        time.sleep(self.seconds * (self.rng.random() if self.rng else 1.0))
+        return super().run_many(jobs)
+
+
+def test_times_and_tokens_are_reported(tokenizer):
+    rollouts, timing = overlapping(tokenizer, Slow(0.2))
+    assert timing.execute_s >= 0.2
+    assert 0.15 < timing.wait_s < timing.execute_s + 0.05  # a scripted sampler decodes in no time
+    assert timing.generate_s + timing.wait_s < timing.wall_s
+    assert timing.generate_s < 0.1
+    assert timing.generated_tokens == sum(len(t.completion_ids) for r in rollouts for t in r.turns)
+    assert timing.prompt_tokens == sum(len(r.prompt_ids) for r in rollouts)
+    assert timing.observation_tokens == sum(len(t.observation_ids) for r in rollouts for t in r.turns) > 0
+
+
+def test_waiting_is_not_counted_while_others_are_decoded(tokenizer):
+    executor = Slow(0.1)
+    sampler = SteppedSampler(
+        lambda seed, turn: program("print(1)") if (seed, turn) == (0, 0) else answer("x"),
+        tokenizer,
+        lambda seed, turn: 1 if seed == 0 else 6,
+    )
+    executor.sampler, open_session = sampler, sampler.open
+
+    def slowly():
+        session = open_session()
+        advance = session.advance
+
+        def slow():
+            time.sleep(0.15)
+            return advance()
+
+        session.advance = slow
+        return session
+
+    sampler.open = slowly
+    timing = RolloutTiming()
+    run_rollouts(
+        [RolloutRequest(question(), "g", i, seed=i) for i in range(2)], renderer=Renderer(tokenizer), sampler=sampler,
+        executor=executor, config=RolloutConfig(max_context_tokens=4000), timing=timing,
+    )  # fmt: skip
+    assert timing.execute_s >= 0.1
+    assert timing.wait_s < 0.08
+    assert timing.generate_s > 0.85
+
+
+def random_walk(seed, turn):
+    """Rollouts of one to three turns whose programs differ; a function of the seed alone."""
+    return answer(seed) if turn == seed % 3 else program(f"print({seed}, {turn})")
+
+
+@pytest.mark.parametrize("batch_size", [3, 16])
+def test_delays_of_programs_change_nothing(tokenizer, batch_size):
+    requests = [RolloutRequest(question(), "g", i, seed=i) for i in range(16)]
+
+    def once(executor):
+        sampler = SteppedSampler(random_walk, tokenizer, lambda seed, turn: 1 + (seed * 7 + turn) % 4)
+        rollouts = run_rollouts(
+            requests, renderer=Renderer(tokenizer), sampler=sampler, executor=executor,
+            config=RolloutConfig(max_context_tokens=4000, batch_size=batch_size),
+        )  # fmt: skip
+        return rollouts, sampler.flights, executor.jobs
+
+    expected = once(Slow(0.0))
+    for seed in range(3):
+        assert once(Slow(0.02, random.Random(seed))) == expected
+
+
+def test_delays_of_programs_change_no_bit_of_the_real_sampler(tiny):
+    """Also not what is decoded together, which would show in the last bits of the log-probabilities."""
+    model, tokenizer = tiny
+    sampler = HFSampler(stride=2)
+    sampler.connect(model, tokenizer)
+    requests = [RolloutRequest(question(f"Where is city {i % 3}?"), "g", i, seed=i) for i in range(10)]
+    renderer = Renderer(tokenizer)
+    # Random weights write no tags: every completion counts as a program, and a rollout ends with its turns.
+    renderer.parse = lambda text, reason: Action("program", f"print({len(text) % 50}, {text.count('a') % 4})")
+
+    def once(executor):
+        config = RolloutConfig(max_new_tokens=12, batch_size=4, max_context_tokens=900)
+        return run_rollouts(requests, renderer=renderer, sampler=sampler, executor=executor, config=config)
+
+    expected = once(Slow(0.0))
+    assert {len(r.turns) for r in expected} == {3}
+    assert once(Slow(0.01, random.Random(1))) == expected
+
+
+@pytest.mark.parametrize("error", [RetrieverError("no index"), ValueError("a bug"), KeyboardInterrupt()])
+def test_exceptions_of_programs_and_sampler_come_out_as_they_are_and_leave_no_thread(tokenizer, error):
+    class Failing(TableExecutor):
+        def run_many(self, jobs):
+            raise error
+
+    before = set(threading.enumerate())
+    with pytest.raises(type(error)) as caught:
+        overlapping(tokenizer, Failing(TABLE))
+    assert caught.value is error
+    assert set(threading.enumerate()) == before
+
+    def fail(seed, turn):
+        if turn == 1:
+            raise error
+        return program("print(1)")
+
+    with pytest.raises(type(error)) as caught:
+        run_rollouts(
+            [RolloutRequest(question(), "g", 0, 0)], renderer=Renderer(tokenizer),
+            sampler=ScriptedSampler(fail, tokenizer), executor=Slow(0.05), config=RolloutConfig(),
+        )  # fmt: skip
+    assert caught.value is error
+    assert set(threading.enumerate()) == before
+
+
+def test_one_turn_keeps_to_its_batch_size_and_order(tokenizer):
+    sampler = ScriptedSampler(lambda seed, turn: f"say {seed}", tokenizer)
+    told = []
+    done = complete(sampler, [[5]] * 7, range(7), SamplingParams(), batch_size=3, progress=told.append)
+    assert [c.text for c in done] == [f"say {seed}" for seed in range(7)]
+    assert sampler.flights == told == [3, 3, 1]
+    assert complete(sampler, [], [], SamplingParams(), batch_size=3) == []
 
 
 @pytest.mark.parametrize(
