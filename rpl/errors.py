@@ -34,7 +34,7 @@ class ExecutorError(RPLError):
 
 
 class SamplerError(RPLError):
-    """Sampling itself failed (the engine, a server, the weights that should have reached it): an infrastructure fault."""
+    """Sampling itself failed (engine, server, or weights on their way to it): an infrastructure fault."""
 
 
 class ProgramError(RPLError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Bucket:
     """`(R, C)` int64, the tokens before each segment, from the start of the sequence."""
     visible: Tensor | None
     """`(R, 1, S, C + S)` bool, which of context and own tokens each token sees; `None` if C is 0: causal."""
+    masks: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict, compare=False, repr=False)
+    """What attention made of `visible`, once for all layers."""
 
 
 @dataclass(frozen=True, slots=True)

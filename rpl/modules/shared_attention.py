@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rpl.modules.packing import Layout
+from rpl.modules.packing import Bucket, Layout
 
 NAME = "rpl_shared"
 
@@ -59,7 +59,8 @@ def shared_attention(
         else:
             positions = torch.cat([bucket.context, bucket.tokens], dim=1)
             seen_keys, seen_values = _take(k, positions), _take(v, positions)
-            out = _masked(_take(q, bucket.tokens), seen_keys, seen_values, bucket.visible, dropout, scaling)
+            mask = _mask(bucket, q.shape[1] // k.shape[1], q.dtype)
+            out = _masked(_take(q, bucket.tokens), seen_keys, seen_values, mask, dropout, scaling)
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts).index_select(0, rpl_layout.order).unsqueeze(0), None
 
@@ -76,14 +77,21 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: 
     return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling, is_causal=True)
 
 
-def _masked(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, dropout: float, scaling: float | None
-) -> Tensor:
+def _mask(bucket: Bucket, groups: int, dtype: torch.dtype) -> Tensor:
+    """Returns the additive mask of a bucket, `(R, 1, groups * S, C + S)`; the same tensor for every layer."""
+    if (groups, dtype) not in bucket.masks:
+        assert bucket.visible is not None
+        visible = bucket.visible.repeat(1, 1, groups, 1)
+        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+        bucket.masks[groups, dtype] = mask.masked_fill_(~visible, float("-inf"))
+    return bucket.masks[groups, dtype]
+
+
+def _masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None) -> Tensor:
     """Serves query heads that share keys together, end to end along the length, so that keys are not copied."""
     rows, heads, length, dim = query.shape
     groups = heads // key.shape[1]
     folded = query.reshape(rows, key.shape[1], groups * length, dim)
-    mask = visible.repeat(1, 1, groups, 1) if groups > 1 else visible
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
     return out.reshape(rows, heads, length, value.shape[-1])
 
