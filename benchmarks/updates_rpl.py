@@ -45,7 +45,7 @@ class Prepared(GRPOModule):
 
     def roll_out(self, *args: Any, **kwargs: Any) -> tuple[list[Rollout], list[Rollout], dict[str, float]]:
         """Returns the prepared rollouts."""
-        return self.prepared, self.prepared, {"generate_s": 0.0, "execute_s": 0.0, "wait_s": 0.0}
+        return self.prepared, self.prepared, {"generate_s": 0.0, "execute_s": 0.0, "wait_s": 0.0, "sync_s": 0.0}
 
     def token_logprobs(self, batch: MicroBatch, temperature: float = 1.0, entropy: Any = "none") -> Any:
         """As shipped, or in the way of a first draft: logits of every position, log-softmax over all of them."""

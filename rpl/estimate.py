@@ -86,7 +86,7 @@ class Settings:
     """Whether activations are computed again in the backward pass."""
     packed: bool = True
     """Whether a group's prompt is computed once."""
-    tokens_per_micro_batch: int = 2048
+    tokens_per_micro_batch: int = 3072
     logprob_chunk_tokens: int = 1024
     engine_bytes: int | None = None
     """Memory that a separate engine takes for its copy of the weights and its cache; `None` samples on the model."""
@@ -160,8 +160,7 @@ def activation_bytes(shape: ModelShape, mixed: bool, packed: bool, prompt: int, 
     keys, its values and its output (2 q + 2 k); the MLP the gate, its activation, the other branch and their product
     (4 i). Head norms keep input and normalised input (2 q + 2 k). In bfloat16 autocast the stream stays float32, and
     each of the five products that read it keeps a copy of its own in bfloat16. Packed attention keeps its output in two
-    orders (q), keys and values of the prompt for each row, and what each query may see, a number for each of the heads
-    that share keys and for each token before.
+    orders (q), and keys and values of the prompt for each row.
 
     Args:
         shape: The policy.
@@ -171,8 +170,7 @@ def activation_bytes(shape: ModelShape, mixed: bool, packed: bool, prompt: int, 
         transcript: Tokens of a row after the prompt.
     """
     h, q, k, i = shape.hidden, shape.queries, shape.keys, shape.intermediate
-    seen = shape.heads // shape.kv_heads * (prompt + transcript)
-    extra = q + 2 * k * prompt // max(1, transcript) + seen if packed else 0
+    extra = q + 2 * k * prompt // max(1, transcript) if packed else 0
     if mixed:
         return 26 * h + 4 * q + 4 * k + 8 * i + (6 * (q + k) if shape.qk_norm else 0) + 2 * extra
     return 4 * (6 * h + 2 * q + 2 * k + 4 * i + (2 * (q + k) if shape.qk_norm else 0) + extra)
@@ -228,6 +226,10 @@ def memory(shape: ModelShape, settings: Settings, work: Workload) -> list[Part]:
         amount = tokens * (layers + 1) * full
         text = f"{tokens:,} tokens x ({layers} + 1 layers) x {full:,} B"
     parts.append(Part("activations", amount, text, ("update",)))
+    if settings.packed:
+        heads = shape.heads // shape.kv_heads
+        text = f"{tokens:,} tokens x {heads} heads that share keys x {work.context:,} tokens x {compute} B, for all layers"
+        parts.append(Part("attention masks", tokens * heads * work.context * compute, text, ("update",)))
     chunk = min(settings.logprob_chunk_tokens, trained_tokens)
     text = f"{chunk:,} tokens x {shape.vocab:,} entries x {LOGIT_BYTES} B"
     logits = chunk * shape.vocab * LOGIT_BYTES

@@ -61,6 +61,10 @@ def tiny_version(line, tmp_path):
     if words[0] in LIGHTNING_COMMANDS:
         words += ["-c", str(ROOT / "configs/tiny.yaml"), "--trainer.logger.save_dir", str(tmp_path)]
         words += ["--trainer.default_root_dir", str(tmp_path)]
+    elif words[0] == "doctor" and "-c" in words:
+        words += ["--model.policy", "tiny"]
+    elif words[0] == "export":
+        words[1] = str(next(tmp_path.rglob("*.ckpt")))
     elif words[0] == "cycle":
         words = ["cycle", "-c", str(ROOT / "configs/tiny_cycle.yaml"), "--run_dir", str(tmp_path / "runs/quickstart")]
     elif words[0] == "harvest":

@@ -18,8 +18,12 @@ from rpl.modules.batching import token_budget
 if TYPE_CHECKING:
     from rpl.cycle.run import Schedule
 
-TRAIN_SHARE, PREFILL_SHARE, DECODE_SHARE = 0.45, 0.45, 0.12
+TRAIN_SHARE, PREFILL_SHARE, DECODE_SHARE = 0.48, 0.45, 0.2
 """Shares of the measured peak (FLOP/s of large matrix products) that training, prefill and batched decoding reach."""
+SHARED = 0.45
+"""Share of an RL iteration's tokens that are left to compute once what rollouts have in common is computed once."""
+ALLOCATOR = 1.4
+"""What a process holds for each byte of tensors, after phases with tensors of many sizes."""
 SEARCH_S = 0.12
 """Seconds of verified search a failed question in a harvest."""
 START_S = 12.0
@@ -94,7 +98,8 @@ def phase_seconds(schedule: Schedule, phase: PhaseConfig, phases: Sequence[Phase
     )
     if phase.kind == "rl":
         rollouts = _steps(trainer, 100) * int(data.get("batch_size", 8)) * int(model.get("group_size", 8))
-        return START_S + rollouts * (WRITTEN / rates.decode + SHOWN / rates.prefill + context / rates.train)
+        each = WRITTEN / rates.decode + SHARED * (SHOWN / rates.prefill + context / rates.train)
+        return START_S + rollouts * each
     if phase.kind == "sft":
         return START_S + _steps(trainer, 75) * int(data.get("batch_size", 16)) * context / rates.train
     if phase.kind == "harvest":
@@ -114,7 +119,7 @@ def memory_gib(parameters: int, hidden: int, layers: int, tokens: int, bf16: boo
     """Estimates the peak of a training phase: weights, gradients, Adam's two moments, the bf16 copy, activations."""
     states = parameters * (16 + (4 if bf16 else 0))
     activations = tokens * layers * hidden * 34 * (2 if bf16 else 4)
-    return (states + activations) / 2**30 + 1.0  # the interpreter, the library and the index
+    return ALLOCATOR * (states + activations) / 2**30 + 1.0  # the interpreter, the library and the index
 
 
 def _steps(trainer: dict[str, Any], default: int) -> int:

@@ -300,8 +300,8 @@ class PolicyModule(LightningModule, ABC):
             guard: Counts void rollouts.
 
         Returns:
-            All rollouts in order, those of them that are not void, and the seconds of `generate_s`, `execute_s` and
-            `wait_s` (see `RolloutTiming`; the first two overlap). `last_timing` has the tokens, too.
+            All rollouts in order, those of them that are not void, and the seconds of `generate_s`, `execute_s`,
+            `wait_s` (see `RolloutTiming`; the first two overlap) and `sync_s`. `last_timing` has the tokens, too.
 
         Raises:
             RPLError: Infrastructure failed, here or on another rank: all ranks raise, so that none waits for one
@@ -329,7 +329,7 @@ class PolicyModule(LightningModule, ABC):
             raise failure or RetrieverError("retrieval failed on another rank; see its message")
         self.last_rollouts, self.last_timing = rollouts, timing
         seconds = {"generate_s": timing.generate_s, "execute_s": timing.execute_s, "wait_s": timing.wait_s}
-        return rollouts, valid, seconds
+        return rollouts, valid, seconds | {"sync_s": sampler.last_sync_s}
 
     def _connected_sampler(self) -> Sampler:
         if self.sampler is None:

@@ -130,6 +130,8 @@ class SamplerSession(ABC):
 class Sampler(ABC):
     """Draws completions from the policy."""
 
+    last_sync_s: float = 0.0
+    """Seconds that the latest `connect` took to bring the weights to where the sampler keeps its copy, if it has one."""
     runs_model: bool = True
     """Whether sessions run the model that was connected. If not, a sharded one need not be gathered for them."""
 

@@ -43,7 +43,7 @@ def test_an_iteration_logs_and_records_what_happened(make_grpo, make_trainer):
     assert {s.rollout.group_id for s in scored} == {"2/q4", "2/q5"}
     assert to_dict(scored[0])["rollout"]["question_id"] == "q4"
     times = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("time/")}
-    seconds = {"time/generate_s", "time/execute_s", "time/wait_s", "time/update_s"}
+    seconds = {"time/generate_s", "time/execute_s", "time/wait_s", "time/sync_s", "time/update_s"}
     assert set(times) == seconds | {"time/generate_tokens_per_s", "time/update_tokens_per_s", "time/wait_share"}
     generated = sum(sum(s.rollout.completion_mask) for s in scored)
     assert times["time/generate_tokens_per_s"] * times["time/generate_s"] == pytest.approx(generated, rel=1e-3)
