@@ -228,7 +228,7 @@ def memory(shape: ModelShape, settings: Settings, work: Workload) -> list[Part]:
     parts.append(Part("activations", amount, text, ("update",)))
     if settings.packed:
         heads = shape.heads // shape.kv_heads
-        text = f"{tokens:,} tokens x {heads} heads that share keys x {work.context:,} tokens x {compute} B, for all layers"
+        text = f"{tokens:,} tokens x {heads} heads that share keys x {work.context:,} tokens x {compute} B"
         parts.append(Part("attention masks", tokens * heads * work.context * compute, text, ("update",)))
     chunk = min(settings.logprob_chunk_tokens, trained_tokens)
     text = f"{chunk:,} tokens x {shape.vocab:,} entries x {LOGIT_BYTES} B"

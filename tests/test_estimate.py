@@ -179,7 +179,7 @@ def test_phases_are_added_up_apart():
     found = peaks(parts)
     sizes = {part.name: part.amount for part in parts}
     assert found["update"] == pytest.approx(sum(sizes.values()) - sizes["key-value cache"] - sizes["next-token logits"])
-    update = ("activations", "logits", "allocator", "gradients")
+    update = ("activations", "attention masks", "logits", "allocator", "gradients")
     assert found["sample"] == pytest.approx(sum(sizes.values()) - sum(sizes[name] for name in update))
     sft = peaks(memory(SHAPE, Settings(), dataclasses.replace(WORK, samples=False)))
     assert sft["update"] == found["update"]

@@ -59,7 +59,7 @@ def shared_attention(
         else:
             positions = torch.cat([bucket.context, bucket.tokens], dim=1)
             seen_keys, seen_values = _take(k, positions), _take(v, positions)
-            mask = _mask(bucket, q.shape[1] // k.shape[1], q.dtype)
+            mask = _mask(bucket, q.shape[1] // k.shape[1], _attention_dtype(q))
             out = _masked(_take(q, bucket.tokens), seen_keys, seen_values, mask, dropout, scaling)
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts).index_select(0, rpl_layout.order).unsqueeze(0), None
@@ -75,6 +75,12 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: 
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling, is_causal=True)
+
+
+def _attention_dtype(query: Tensor) -> torch.dtype:
+    """The type that attention is computed in; autocast would cast a mask of another type again in every layer."""
+    kind = query.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
 
 
 def _mask(bucket: Bucket, groups: int, dtype: torch.dtype) -> Tensor:

@@ -131,7 +131,7 @@ class Sampler(ABC):
     """Draws completions from the policy."""
 
     last_sync_s: float = 0.0
-    """Seconds that the latest `connect` took to bring the weights to where the sampler keeps its copy, if it has one."""
+    """Seconds that the latest `connect` took to bring the weights to a copy of the policy, if there is one."""
     runs_model: bool = True
     """Whether sessions run the model that was connected. If not, a sharded one need not be gathered for them."""
 

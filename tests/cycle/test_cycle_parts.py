@@ -9,7 +9,7 @@ from rpl.commands.parsing import make_parser
 from rpl.cycle import cycle
 from rpl.cycle.config import EvalConfig, PhaseConfig, name_phases
 from rpl.cycle.folder import RunFolder
-from rpl.cycle.plan import Rates, memory_gib, rates_for
+from rpl.cycle.plan import ALLOCATOR, Rates, memory_gib, rates_for
 from rpl.cycle.run import _point
 from rpl.errors import CheckpointError, ConfigError
 
@@ -100,5 +100,5 @@ def test_rates_scale_with_the_machine_and_against_the_model():
 
 def test_memory_counts_states_and_activations():
     small = memory_gib(10**8, 576, 30, 1024, bf16=False)
-    assert small == pytest.approx(1.0 + (16e8 + 1024 * 30 * 576 * 34 * 4) / 2**30)
+    assert small == pytest.approx(1.0 + ALLOCATOR * (16e8 + 1024 * 30 * 576 * 34 * 4) / 2**30)
     assert memory_gib(10**8, 576, 30, 4096, bf16=False) > small
