@@ -21,7 +21,7 @@ ALLOCATOR_SHARE = {"cpu": 0.2, "gpu": 0.1}
 """What the allocator holds beyond the tensors of an update, as a share of them: measured with SmolLM2 on a CPU."""
 LOGIT_BYTES = 16
 """Bytes for each token and vocabulary entry of a chunk: logits, log-probabilities, and as much again going backward."""
-TRAIN_SHARE, PREFILL_SHARE, DECODE_SHARE = 0.45, 0.45, 0.12
+TRAIN_SHARE, PREFILL_SHARE, DECODE_SHARE = 0.48, 0.45, 0.2
 """Shares of a device's peak (FLOP/s of large matrix products) that training, prefill and batched decoding reach."""
 
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rpl.cycle.config import PhaseConfig
+from rpl.estimate import DECODE_SHARE, PREFILL_SHARE, TRAIN_SHARE
 from rpl.modules.batching import token_budget
 
 if TYPE_CHECKING:
     from rpl.cycle.run import Schedule
 
-TRAIN_SHARE, PREFILL_SHARE, DECODE_SHARE = 0.48, 0.45, 0.2
-"""Shares of the measured peak (FLOP/s of large matrix products) that training, prefill and batched decoding reach."""
 SHARED = 0.45
 """Share of an RL iteration's tokens that are left to compute once what rollouts have in common is computed once."""
 ALLOCATOR = 1.4

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rpl.errors import ConfigError
+from rpl.rollouts.slots import shared_length
 
 MIN_SHARED = 8
 """Tokens that must be common for a segment of their own; shorter ones cost more in attention than they save."""
@@ -31,8 +32,8 @@ class Bucket:
 
     tokens: Tensor
     """`(R, S)` int64, the tokens of each segment."""
-    context: Tensor
-    """`(R, C)` int64, the tokens before each segment, from the start of the sequence."""
+    seen: Tensor
+    """`(R, C + S)` int64, the tokens before each segment, from the start of the sequence, and its own."""
     visible: Tensor | None
     """`(R, 1, S, C + S)` bool, which of context and own tokens each token sees; `None` if C is 0: causal."""
     masks: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict, compare=False, repr=False)
@@ -67,7 +68,7 @@ class Packing:
     def to(self, device: torch.device | str) -> Packing:
         """Returns the packing with its tensors on `device`."""
         buckets = (
-            Bucket(b.tokens.to(device), b.context.to(device), None if b.visible is None else b.visible.to(device))
+            Bucket(b.tokens.to(device), b.seen.to(device), None if b.visible is None else b.visible.to(device))
             for b in self.layout.buckets
         )
         layout = Layout(tuple(buckets), self.layout.order.to(device))
@@ -140,7 +141,7 @@ class _Segment:
 
 def _segments(rows: Sequence[tuple[int, ...]]) -> list[_Segment]:
     """Cuts sorted sequences into segments, parents before children: a radix tree without its short edges."""
-    common = [0, *(_common(a, b) for a, b in itertools.pairwise(rows))]
+    common = [0, *(shared_length(a, b, min(len(a), len(b))) for a, b in itertools.pairwise(rows))]
     found: list[_Segment] = []
     stack = [(0, len(rows), 0)] if rows else []
     while stack:
@@ -156,14 +157,6 @@ def _segments(rows: Sequence[tuple[int, ...]]) -> list[_Segment]:
         cuts = [first, *(i for i in range(first + 1, last) if common[i] == shared), last]
         stack += [(a, b, start) for a, b in itertools.pairwise(cuts)]
     return found
-
-
-def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """Returns how many tokens two sequences begin with in common."""
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    return next(i for i in range(length) if a[i] != b[i])
 
 
 def pack_tokens(token_ids: Sequence[tuple[int, ...]], loss_masks: Sequence[Sequence[bool]]) -> Packing:
@@ -223,14 +216,14 @@ def _layout(segments: list[tuple[list[int], list[int]]], total: int) -> Layout:
     for key in sorted(alike):
         members = [segments[number] for number in alike[key]]
         tokens, real = _padded([own for _, own in members])
-        context, seen = _padded([before for before, _ in members])
+        context, known = _padded([before for before, _ in members])
         visible = None
         if context.shape[1]:
             height = tokens.shape[1]
             causal = torch.ones(height, height, dtype=torch.bool).tril()
-            parts = [seen[:, None].expand(-1, height, -1), causal.expand(len(members), -1, -1)]
+            parts = [known[:, None].expand(-1, height, -1), causal.expand(len(members), -1, -1)]
             visible = torch.cat(parts, dim=-1).unsqueeze(1)
-        buckets.append(Bucket(tokens, context, visible))
+        buckets.append(Bucket(tokens, torch.cat([context, tokens], dim=1), visible))
         order[tokens[real]] = offset + real.flatten().nonzero()[:, 0]
         offset += tokens.numel()
     return Layout(tuple(buckets), order)

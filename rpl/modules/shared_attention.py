@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rpl.modules.packing import Bucket, Layout
+from rpl.rollouts.attention import grouped_attention
 
 NAME = "rpl_shared"
 
@@ -57,10 +58,9 @@ def shared_attention(
         if bucket.visible is None:
             out = _causal(_take(q, bucket.tokens), _take(k, bucket.tokens), _take(v, bucket.tokens), dropout, scaling)
         else:
-            positions = torch.cat([bucket.context, bucket.tokens], dim=1)
-            seen_keys, seen_values = _take(k, positions), _take(v, positions)
             mask = _mask(bucket, q.shape[1] // k.shape[1], _attention_dtype(q))
-            out = _masked(_take(q, bucket.tokens), seen_keys, seen_values, mask, dropout, scaling)
+            seen_keys, seen_values = _take(k, bucket.seen), _take(v, bucket.seen)
+            out = grouped_attention(_take(q, bucket.tokens), seen_keys, seen_values, mask, dropout, scaling)
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts).index_select(0, rpl_layout.order).unsqueeze(0), None
 
@@ -91,15 +91,6 @@ def _mask(bucket: Bucket, groups: int, dtype: torch.dtype) -> Tensor:
         mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
         bucket.masks[groups, dtype] = mask.masked_fill_(~visible, float("-inf"))
     return bucket.masks[groups, dtype]
-
-
-def _masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None) -> Tensor:
-    """Serves query heads that share keys together, end to end along the length, so that keys are not copied."""
-    rows, heads, length, dim = query.shape
-    groups = heads // key.shape[1]
-    folded = query.reshape(rows, key.shape[1], groups * length, dim)
-    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    return out.reshape(rows, heads, length, value.shape[-1])
 
 
 def can_share(model: Any) -> bool:

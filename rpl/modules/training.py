@@ -78,14 +78,12 @@ class TrainingModule(PolicyModule, ABC):
         """The mean difference between log-probabilities of packed and padded tokens, the largest of all ranks.
 
         Args:
-            sequences: Those of this rank; up to four are taken, two of them with the same prompt where there are such.
+            sequences: Those of this rank; up to four are taken, which begin alike where there are such.
         """
         pad = self.tokenizer.pad_token_id
-        batch = dummy_micro_batch(pad, packed=True)
-        plan = micro_batches([s for s in sequences if s.num_trained], 1 << 40, pad, packed=True)
-        if plan:
-            rows = [i for b in plan for i in b.indices[:2]][:4]
-            batch = collate([s for s in sequences if s.num_trained], rows, pad, packed=True)
+        # Sorted, those that begin alike are next to each other.
+        rows = sorted((s for s in sequences if s.num_trained), key=lambda s: s.token_ids)[:4]
+        batch = collate(rows, range(len(rows)), pad, packed=True) if rows else dummy_micro_batch(pad, packed=True)
         batch, training = batch.to(self.device), self.model.training
         self.model.eval()  # dropout would differ from pass to pass
         packed, _ = self.token_logprobs(batch)

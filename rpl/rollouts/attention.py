@@ -41,19 +41,38 @@ def gqa_attention(
     Returns:
         The output `(batch, length, heads, dim)`, and `None` in place of attention weights.
     """
-    batch, heads, length, dim = query.shape
-    key_heads = key.shape[1]
-    groups = heads // key_heads
+    groups = query.shape[1] // key.shape[1]
     if groups == 1 or attention_mask is None or attention_mask.shape[1] != 1:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    folded = query.reshape(batch, key_heads, groups * length, dim)
     mask = attention_mask if attention_mask.shape[2] == 1 else attention_mask.repeat(1, 1, groups, 1)
+    out = grouped_attention(query, key, value, mask, dropout, scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None
+) -> Tensor:
+    """Serves query heads that share keys together, end to end along the length.
+
+    Args:
+        query: `(batch, heads, length, dim)`.
+        key: `(batch, key_heads, positions, dim)`.
+        value: Like `key`.
+        mask: `(batch, 1, 1 or heads / key_heads * length, positions)`.
+        dropout: Probability.
+        scaling: Factor on the scores; `None` means `dim ** -0.5`.
+
+    Returns:
+        `(batch, heads, length, dim)`.
+    """
+    batch, heads, length, dim = query.shape
+    folded = query.reshape(batch, key.shape[1], heads // key.shape[1] * length, dim)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    return out.reshape(batch, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
+    return out.reshape(batch, heads, length, value.shape[-1])
 
 
 def register() -> None:

@@ -31,14 +31,15 @@ class BackgroundPrograms:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rpl-programs")
         self._known: dict[Job, Trace] = {}
         self._jobs: list[Job] = []
+        self._new: list[Job] = []
         self._future: Future[list[Trace]] | None = None
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Starts a batch; the batch before must have been waited for."""
         assert not self._jobs
         self._jobs = list(jobs)
-        new = [job for job in dict.fromkeys(jobs) if job not in self._known]
-        self._future = self._thread.submit(self._run, new) if new else None
+        self._new = [job for job in dict.fromkeys(jobs) if job not in self._known]
+        self._future = self._thread.submit(self._run, self._new) if self._new else None
 
     def wait(self) -> list[Trace]:
         """Waits for the batch that was started.
@@ -52,8 +53,7 @@ class BackgroundPrograms:
         jobs, self._jobs = self._jobs, []
         fresh: dict[Job, Trace] = {}
         if self._future is not None:
-            new = [job for job in dict.fromkeys(jobs) if job not in self._known]
-            fresh = dict(zip(new, self._future.result(), strict=True))
+            fresh = dict(zip(self._new, self._future.result(), strict=True))
             self._known |= {job: trace for job, trace in fresh.items() if trace.infra_error is None}
         return [fresh[job] if job in fresh else self._known[job] for job in jobs]
 

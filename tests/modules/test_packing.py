@@ -171,10 +171,7 @@ def test_each_token_sees_its_own_sequence_and_nothing_else(rows):
                 place += 1
                 if place not in real:
                     continue
-                if bucket.visible is None:
-                    seen = bucket.tokens[r, : c + 1]
-                else:
-                    seen = torch.cat([bucket.context[r], bucket.tokens[r]])[bucket.visible[r, 0, c]]
+                seen = bucket.seen[r][: c + 1] if bucket.visible is None else bucket.seen[r][bucket.visible[r, 0, c]]
                 spelled[int(bucket.tokens[r, c])] = tuple(ids[seen].tolist())
     padded = torch.cat([bucket.tokens.flatten() for bucket in packing.layout.buckets])
     assert padded[packing.layout.order].tolist() == list(range(len(ids)))
