@@ -9,7 +9,7 @@ leaves the decoding batch and its slot goes to the next one; query heads that sh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import signature
 from itertools import pairwise
 from typing import Any, Literal
@@ -21,11 +21,11 @@ from rpl.errors import ConfigError
 from rpl.rollouts.cache import Access, SlotCache
 from rpl.rollouts.draws import draw
 from rpl.rollouts.precision import SamplingMode
-from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
+from rpl.rollouts.sampler import Completion, Sampler, SamplingParams
 from rpl.rollouts.seeds import uniform
 from rpl.rollouts.slots import SlotTable, shared_length, worthwhile
 from rpl.rollouts.stopping import StopDetector, end_tokens
-from rpl.types import FinishReason
+from rpl.rollouts.transcripts import Draft, Transcript, TranscriptSession
 
 CPU_PASS_TOKENS = 32
 """What a forward pass costs beside its tokens, in tokens; batches are cut so that padding and passes cost least."""
@@ -91,19 +91,10 @@ class HFSampler(Sampler):
 
 
 @dataclass
-class _Row:
-    """A transcript. While its completion is drawn, all its tokens but the last are in the cache after the prefill."""
+class _Row(Transcript):
+    """While its completion is drawn, all its tokens but the last are in the cache after the prefill."""
 
-    number: int
-    tokens: list[int]
-    seed: int
-    drawn: int = 0
     slot: int | None = None
-    params: SamplingParams | None = None
-    """Of the completion that is being drawn; `None` if there is none."""
-    start: int = 0
-    """Where that completion begins."""
-    logprobs: list[float] = field(default_factory=list)
 
     @property
     def place(self) -> int:
@@ -111,13 +102,14 @@ class _Row:
         return self.slot
 
 
-class HFSession(SamplerSession):
+class HFSession(TranscriptSession[_Row]):
     """Transcripts with their keys and values. Made by `HFSampler.open`.
 
     The cache has as many slots as transcripts were in flight (asked for and not dropped) at the same time.
     """
 
     def __init__(self, sampler: HFSampler) -> None:
+        super().__init__(_Row)
         model = sampler.model
         self._sampler, self._model, self._tokenizer = sampler, model, sampler.tokenizer
         # The name of the argument depends on the version of transformers.
@@ -132,30 +124,12 @@ class HFSession(SamplerSession):
         self._eos = end_tokens(model, sampler.tokenizer)
         self._cache = SlotCache(model.config.num_hidden_layers, autocast)
         self._table = SlotTable()
-        self._rows: dict[int, _Row] = {}
-        self._added = 0
-        self._closed = False
 
     # -- transcripts ---------------------------------------------------------------------------------------------
 
-    def add(self, prompt: Sequence[int], seed: int) -> int:
-        """Starts a transcript; see `SamplerSession.add`."""
-        self._check_open()
-        if not prompt:
-            raise ConfigError("every prompt needs at least one token")
-        number = self._added
-        self._added += 1
-        self._rows[number] = _Row(number, list(prompt), seed)
-        return number
-
-    def append(self, row: int, token_ids: Sequence[int]) -> None:
-        """Appends an observation to a transcript."""
-        self._idle(row).tokens.extend(token_ids)
-
     def submit(self, row: int, params: SamplingParams) -> None:
         """Asks for one completion of a transcript."""
-        asking = self._idle(row)
-        asking.params, asking.start, asking.logprobs = params, len(asking.tokens), []
+        self._idle(row).draft = Draft(params, self._sampler.detector(params.stop), self._eos)
 
     def drop(self, row: int) -> None:
         """Ends a transcript; its slot goes to the next one that needs a place."""
@@ -171,35 +145,19 @@ class HFSession(SamplerSession):
         self._rows.clear()
         self._closed = True
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigError("the session is closed")
-
-    def _known(self, row: int) -> _Row:
-        self._check_open()
-        if row not in self._rows:
-            raise ConfigError(f"row {row} is unknown or was dropped")
-        return self._rows[row]
-
-    def _idle(self, row: int) -> _Row:
-        known = self._known(row)
-        if known.params is not None:
-            raise ConfigError(f"row {row}: its completion is not finished yet")
-        return known
-
     # -- completions ---------------------------------------------------------------------------------------------
 
     def advance(self) -> list[tuple[int, Completion]]:
         """Runs what transcripts have grown by, then decodes `stride` steps; see `SamplerSession.advance`."""
         self._check_open()
-        asked = [row for row in self._rows.values() if row.params is not None]
+        asked = [row for row in self._rows.values() if row.draft is not None]
         if not asked:
             return []
         with self._mode():
             self._place(asked)
             finished = self._prefill(asked)
             for _ in range(self._sampler.stride):
-                batch = [row for row in asked if row.params is not None]
+                batch = [row for row in asked if row.draft is not None]
                 if not batch:
                     break
                 finished += self._step(batch)
@@ -212,7 +170,9 @@ class HFSession(SamplerSession):
         for row in homeless:
             row.slot = self._table.take(row.number, row.tokens)
         # One column more than the longest transcript: rows without a token of their own write there.
-        longest = max(row.start + row.params.max_new_tokens for row in asked if row.params is not None)
+        longest = max(
+            len(row.tokens) - len(row.draft.ids) + row.draft.params.max_new_tokens for row in asked if row.draft
+        )
         self._cache.reserve(len(self._table.slots), longest + 1)
 
     def _step(self, batch: list[_Row]) -> list[tuple[int, Completion]]:
@@ -254,8 +214,8 @@ class HFSession(SamplerSession):
         """Draws a token for each row and returns the completions that it finishes."""
         groups: dict[float, list[int]] = {}
         for index, row in enumerate(rows):
-            assert row.params is not None
-            groups.setdefault(row.params.temperature, []).append(index)
+            assert row.draft is not None
+            groups.setdefault(row.draft.params.temperature, []).append(index)
         finished: dict[int, Completion] = {}
         for temperature, members in groups.items():
             uniforms = [uniform(rows[i].seed, rows[i].drawn) for i in members]
@@ -267,24 +227,14 @@ class HFSession(SamplerSession):
         return [(rows[index].number, finished[index]) for index in sorted(finished)]
 
     def _extend(self, row: _Row, token: int, logprob: float) -> Completion | None:
-        assert row.params is not None
+        draft = row.draft
+        assert draft is not None
         row.tokens.append(token)
-        row.logprobs.append(logprob)
         row.drawn += 1
-        ids = row.tokens[row.start :]
-        reason: FinishReason
-        if token in self._eos:
-            reason = "eos"
-        elif self._sampler.detector(row.params.stop).completed(ids):
-            reason = "stop"
-        elif len(ids) == row.params.max_new_tokens:
-            reason = "length"
-        else:
+        if not draft.feed(token, logprob):
             return None
-        row.params = None
-        shown = ids[:-1] if reason == "eos" else ids
-        text = self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return Completion(tuple(ids), tuple(row.logprobs), text, reason)
+        row.draft = None
+        return draft.completion(self._tokenizer)
 
     # -- prompts and observations --------------------------------------------------------------------------------
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rpl.errors import SamplerError
-from rpl.rollouts.sampler import SamplingParams
-from rpl.rollouts.stopping import StopDetector
-from rpl.types import FinishReason
+from rpl.rollouts.transcripts import Draft
 
 KEY = "model.sampler.init_args"
 """Where the sampler's settings are in a config."""
@@ -57,34 +55,6 @@ class Deadline:
         for item in weights:
             _ = self.remaining
             yield item
-
-
-class Draft:
-    """A completion in the making: decides where it ends, so that all engines and samplers end at the same token.
-
-    Args:
-        params: How it is drawn.
-        detector: Of the stop texts in `params`.
-        end_tokens: Ids that end a completion.
-    """
-
-    def __init__(self, params: SamplingParams, detector: StopDetector, end_tokens: frozenset[int]) -> None:
-        self.params, self._detector, self._end_tokens = params, detector, end_tokens
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.reason: FinishReason | None = None
-
-    def feed(self, token: int, logprob: float) -> bool:
-        """Adds a token and returns whether it was the last."""
-        self.ids.append(token)
-        self.logprobs.append(logprob)
-        if token in self._end_tokens:
-            self.reason = "eos"
-        elif self._detector.completed(self.ids):
-            self.reason = "stop"
-        elif len(self.ids) == self.params.max_new_tokens:
-            self.reason = "length"
-        return self.reason is not None
 
 
 @dataclass

