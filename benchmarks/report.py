@@ -6,11 +6,15 @@ import argparse
 import json
 import os
 import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sides import Measured, SideError
+from rpl.errors import RPLError
 from rpl.files import append_jsonl
 from rpl.progress import say
 
@@ -42,6 +46,43 @@ def emit(line: dict[str, Any], out: Path | None) -> None:
     if out is not None:
         append_jsonl(out, [line])
         say(f"appended to {out}")
+
+
+def report(
+    args: argparse.Namespace,
+    name: str,
+    measure: Callable[[], dict[str, Measured]],
+    summarise: Callable[[argparse.Namespace, dict[str, Measured]], dict[str, Any]],
+    describe: Callable[[dict[str, Any]], Iterable[str]],
+    facts: Mapping[str, Any] | None = None,
+) -> int:
+    """Measures, prints the result in words and as a JSON line, and returns the exit status.
+
+    Args:
+        args: The command line.
+        name: Of the benchmark, for messages.
+        measure: Runs all sides.
+        summarise: Builds the JSON line.
+        describe: Puts it into words.
+        facts: More to say of what was measured on.
+    """
+    before = machine() | dict(facts or {})
+    try:
+        results = measure()
+    except (RPLError, SideError) as error:
+        print(f"benchmarks.{name}: {error}", file=sys.stderr)
+        return 1
+    line = summarise(args, results) | {"machine": before}
+    for text in describe(line):
+        print(text)
+    emit(line, args.out)
+    return 0
+
+
+def options(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Returns what a side is told: the turns it has, and the named arguments as they were given."""
+    given = [str(part) for name in names for part in (f"--{name.replace('_', '-')}", getattr(args, name))]
+    return ["--turns", str(args.warmup + args.repeats), *given]
 
 
 def headline(name: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from benchmarks.report import common_arguments, emit, headline, machine
-from benchmarks.sides import ROOT, Measured, Side, SideError, take_turns
-from rpl.errors import RPLError
+from benchmarks.report import common_arguments, headline, options, report
+from benchmarks.sides import ROOT, Measured, Side, take_turns
 from rpl.progress import say
 
 TRAINED = ROOT / "runs/bench-policy/01-sft/policy"
@@ -61,33 +60,23 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints the ratios and the JSON line; returns the exit status."""
     args = parse(arguments)
-    before = machine()
-    try:
-        results = measure(args)
-    except (RPLError, SideError) as error:
-        print(f"benchmarks.rollouts: {error}", file=sys.stderr)
-        return 1
-    line = summarise(args, results) | {"machine": before}
-    for text in describe(line):
-        print(text)
-    emit(line, args.out)
-    return 0
+    return report(args, "rollouts", lambda: measure(args), summarise, describe)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Measured]:
     """Runs both sides in turns."""
     from rpl.rollouts.models import resolve_model
 
-    options: list[Any] = ["--turns", args.warmup + args.repeats]
-    for name in SHAPE:
-        options += [f"--{name.replace('_', '-')}", getattr(args, name)]
     policy = resolve_model(args.policy)
     results: dict[str, Measured] = {}
     for names in [[name] for name in args.sides] if args.sequential else [args.sides]:
         say(f"loading {' and '.join(names)}")
         with ExitStack() as stack:
             command = [sys.executable, "-m", "benchmarks.rollouts_side"]
-            sides = {n: stack.enter_context(Side(n, [*command, n, policy, *options], args.threads)) for n in names}
+            sides = {
+                n: stack.enter_context(Side(n, [*command, n, policy, *options(args, SHAPE)], args.threads))
+                for n in names
+            }
             results |= take_turns(sides, args.warmup, args.repeats)
     return results
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.lockstep import LockStep
+from benchmarks.rollout_requests import make_requests
 from benchmarks.turns import Turns
 from rpl.answers import exact_match
 from rpl.datamodules.readers import load_splits
@@ -27,20 +28,9 @@ from rpl.rollouts.hf_sampler import HFSampler
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
 from rpl.rollouts.models import load_policy
 from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.seeds import derive_seed
 from rpl.types import Question, Rollout
 
 SIDES = ("rpl", "lockstep")
-
-
-def make_requests(questions: Sequence[Question], number: int, count: int, group_size: int) -> list[RolloutRequest]:
-    """The rollouts of turn `number`: the same on both sides, other questions every turn."""
-    chosen = [questions[(number * count + i) % len(questions)] for i in range(count)]
-    return [
-        RolloutRequest(q, f"{number}/{q.id}", i, derive_seed(0, "bench", number, q.id, i))
-        for q in chosen
-        for i in range(group_size)
-    ]
 
 
 def make_run(

@@ -15,10 +15,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import common_arguments, emit, headline, machine
+from benchmarks.report import common_arguments, headline, report
 from benchmarks.sides import ROOT, Measured, Side, SideError, take_turns
 from benchmarks.workload import Shape, make, write
-from rpl.errors import RPLError
 from rpl.progress import say
 
 VARIANTS = ("plain", "full-logits", "no-entropy", "checkpointed")
@@ -76,19 +75,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints the ratios and the JSON line; returns the exit status."""
     args = parse(arguments)
-    before = machine()
-    try:
+
+    def checked() -> dict[str, Measured]:
         with tempfile.TemporaryDirectory(prefix="rpl-bench-") as folder:
             results = measure(args, Path(folder))
         check_same_work(results, args.precision)
-    except (RPLError, SideError) as error:
-        print(f"benchmarks.updates: {error}", file=sys.stderr)
-        return 1
-    line = summarise(args, results) | {"machine": before}
-    for text in describe(line):
-        print(text)
-    emit(line, args.out)
-    return 0
+        return results
+
+    return report(args, "updates", checked, summarise, describe)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Measured]:

@@ -15,9 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any
 
-from benchmarks.report import common_arguments, emit, headline, machine
-from benchmarks.sides import Measured, Side, SideError, take_turns
-from rpl.errors import RPLError
+from benchmarks.report import common_arguments, headline, options, report
+from benchmarks.sides import Measured, Side, take_turns
 from rpl.progress import say
 
 SIDES = ("generate", "rpl")
@@ -56,26 +55,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints the ratios and the JSON line; returns the exit status."""
     args = parse(arguments)
-    before = machine() | {"vllm": _vllm_version()}
-    try:
-        results = measure(args)
-    except (RPLError, SideError) as error:
-        print(f"benchmarks.vllm_overhead: {error}", file=sys.stderr)
-        return 1
-    line = summarise(args, results) | {"machine": before}
-    for text in describe(line):
-        print(text)
-    emit(line, args.out)
-    return 0
+    facts = {"vllm": _vllm_version()}
+    return report(args, "vllm_overhead", lambda: measure(args), summarise, describe, facts)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Measured]:
     """Runs both sides in turns."""
     from rpl.rollouts.models import resolve_model
 
-    options: list[Any] = ["--turns", args.warmup + args.repeats, *(["--eager"] if args.eager else [])]
-    for name in SHAPE:
-        options += [f"--{name.replace('_', '-')}", getattr(args, name)]
+    given = options(args, SHAPE) + ["--eager"] * args.eager
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # both engines in their process, as ours always is
@@ -83,7 +71,7 @@ def measure(args: argparse.Namespace) -> dict[str, Measured]:
     say(f"loading {' and '.join(SIDES)}")
     with ExitStack() as stack:
         command = [sys.executable, "-m", "benchmarks.vllm_side"]
-        sides = {n: stack.enter_context(Side(n, [*command, n, policy, *options], args.threads)) for n in SIDES}
+        sides = {n: stack.enter_context(Side(n, [*command, n, policy, *given], args.threads)) for n in SIDES}
         return take_turns(sides, args.warmup, args.repeats)
 
 

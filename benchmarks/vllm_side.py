@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.rollout_requests import make_requests
 from benchmarks.turns import Turns
 from rpl.datamodules.readers import load_splits
 from rpl.executors.base import Executor, TokenCounter
@@ -22,7 +23,7 @@ from rpl.rollouts.sampler import SamplingParams
 from rpl.rollouts.seeds import derive_seed
 from rpl.rollouts.stopping import end_tokens
 from rpl.rollouts.vllm_sampler import VLLMSampler
-from rpl.types import Question, Trace
+from rpl.types import Trace
 
 SIDES = ("rpl", "generate")
 Run = Callable[[Sequence[RolloutRequest]], list[tuple[int, ...]]]
@@ -41,16 +42,6 @@ class NoPrograms(Executor):
 
     def close(self) -> None:
         """Holds nothing."""
-
-
-def make_requests(questions: Sequence[Question], number: int, count: int, group_size: int) -> list[RolloutRequest]:
-    """The requests of turn `number`: the same on both sides, other questions every turn."""
-    chosen = [questions[(number * count + i) % len(questions)] for i in range(count)]
-    return [
-        RolloutRequest(q, f"{number}/{q.id}", i, derive_seed(0, "bench", number, q.id, i))
-        for q in chosen
-        for i in range(group_size)
-    ]
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
