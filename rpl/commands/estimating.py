@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rpl.errors import CheckpointError, ConfigError, RPLError
+from rpl.errors import CheckpointError, RPLError
 from rpl.estimate import GIB, ModelShape, Part, Settings, Workload, memory, peaks, seconds
 from rpl.modules.batching import token_budget
 
@@ -112,9 +112,12 @@ def shape_of(policy: str, lora: Any = None) -> ModelShape:
 
     Raises:
         CheckpointError: The configuration cannot be found.
+        ConfigError: The adapters' settings are out of range, or do not fit the policy.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rpl.modules.lora import LoRAConfig, add_lora
 
     try:
         config = _from_source(AutoConfig, policy)
@@ -126,18 +129,12 @@ def shape_of(policy: str, lora: Any = None) -> ModelShape:
         model = AutoModelForCausalLM.from_config(config)
     text = config.get_text_config()
     heads = text.num_attention_heads
-    adapters = 0
+    parameters, adapters = sum(parameter.numel() for parameter in model.parameters()), 0
     if lora is not None:
-        for name, module in model.get_decoder().named_modules():
-            leaf = name.rpartition(".")[2]
-            if isinstance(module, torch.nn.Linear) and (
-                lora.target_modules == "all-linear" or leaf in lora.target_modules
-            ):
-                adapters += lora.rank * (module.in_features + module.out_features)
-        if not adapters:
-            raise ConfigError(f"model.lora.target_modules {lora.target_modules}: {policy} has no such linear layers")
+        add_lora(model, LoRAConfig(**vars(lora)))
+        adapters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return ModelShape(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=parameters,
         vocab=text.vocab_size,
         hidden=text.hidden_size,
         intermediate=text.intermediate_size,
