@@ -117,6 +117,8 @@ class Workload:
     """Whether the iteration makes rollouts (RL)."""
     kept: float = 1.0
     """Share of the groups whose rewards differ; the others cost no update."""
+    different: float = 1.0
+    """Share of a group's transcripts that is left once equal programs and equal results are computed once (packed)."""
     updates: int = 1
     """Optimizer steps an iteration."""
     epochs: int = 1
@@ -126,8 +128,9 @@ class Workload:
         for name in ("questions", "group_size", "prompt", "written", "turns", "rows", "updates", "epochs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"estimate: {name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.kept <= 1:
-            raise ConfigError(f"estimate: kept must be in [0, 1], got {self.kept}")
+        for name in ("kept", "different"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"estimate: {name} must be in [0, 1], got {getattr(self, name)}")
 
     @property
     def rollouts(self) -> int:
@@ -305,7 +308,8 @@ def seconds(shape: ModelShape, settings: Settings, work: Workload, peak_flops: f
     groups = work.questions * work.kept
     rows = groups * work.group_size
     prompts = (groups if settings.packed else rows) * work.prompt
-    tokens, trained = prompts + rows * (work.written + work.shown), rows * work.written
+    computed = rows * (work.different if settings.packed else 1.0)
+    tokens, trained = prompts + computed * (work.written + work.shown), computed * work.written
     forward = tokens * (2 * body + attention) + trained * 2 * head
     passes = 2.0 if shape.lora else 3.0
     passes += 1.0 if settings.checkpointing else 0.0

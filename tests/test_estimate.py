@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rpl.commands.estimating import describe, estimate, shape_of
+from rpl.commands.estimating import describe, estimate
 from rpl.errors import CheckpointError, ConfigError
 from rpl.estimate import GIB, ModelShape, Settings, Workload, activation_bytes, memory, micro_batch, peaks, seconds
+from rpl.modules.shapes import shape_of
 
 QWEN3_4B = {
     "vocab_size": 151936,
@@ -195,6 +196,9 @@ def test_time_counts_tokens_and_skips_what_costs_nothing():
     assert part("prefill", group_size=16) / part("prefill") == pytest.approx((4 * 50 + 64 * 90) / (4 * 50 + 32 * 90))
     assert part("update", kept=0.5) == pytest.approx(part("update") / 2)
     assert part("update", kept=0.0) == 0
+    rows, prompts = 4 * 8 * (60 + 90), 4 * 50
+    half = part("update", different=0.5) / part("update")
+    assert half == pytest.approx((prompts + rows / 2) / (prompts + rows), rel=0.05)  # logits have a share of their own
     assert part("update", settings=Settings(packed=False)) > part("update")
     assert part("update", settings=Settings(checkpointing=True)) == pytest.approx(4 / 3 * part("update"))
     assert part("update", settings=Settings(reference=True)) == pytest.approx(4 / 3 * part("update"))
@@ -207,6 +211,8 @@ def test_impossible_work_is_refused():
         Workload(questions=1, group_size=0)
     with pytest.raises(ConfigError, match="kept must be in"):
         Workload(questions=1, kept=1.5)
+    with pytest.raises(ConfigError, match="different must be in"):
+        Workload(questions=1, different=-0.1)
 
 
 def test_the_published_protocol_on_eight_gpus(qwen):

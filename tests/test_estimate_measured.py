@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpl.commands.estimating import shape_of
+from rpl.modules.shapes import shape_of
 from rpl.estimate import Settings, Workload, memory, peaks
 from rpl.modules.lora import LoRAConfig
 

@@ -27,7 +27,7 @@ ALLOWED = {
     "evaluation": FOUNDATION | {"answers", "programs", "retrieval", "executors", "rollouts"},
     "metrics": FOUNDATION | {"answers"},
     "modules": FOUNDATION
-    | {"answers", "programs", "retrieval", "executors", "rollouts", "repair", "evaluation", "metrics"},
+    | {"estimate", "answers", "programs", "retrieval", "executors", "rollouts", "repair", "evaluation", "metrics"},
     "datamodules": FOUNDATION | {"answers", "programs", "atlas", "retrieval", "repair"},
 }
 TOP = {"cli", "lightning_cli", "commands", "callbacks", "cycle", "__main__", "__init__"}

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rpl.errors import CheckpointError, RPLError
+from rpl.errors import RPLError
 from rpl.estimate import GIB, ModelShape, Part, Settings, Workload, memory, peaks, seconds
 from rpl.modules.batching import token_budget
+from rpl.modules.shapes import from_source, peak_flops, shape_of
 
 OPTIMIZER_BYTES = {"Adam": 8, "AdamW": 8, "RMSprop": 4, "Adagrad": 4, "SGD": 0}
 """Bytes of state a trained parameter; other optimizers are taken for Adam."""
@@ -100,50 +101,6 @@ def estimate(args: Sequence[str]) -> Estimate:
         seconds(shape, settings, work, flops) if flops else [],
         steps // updates if steps and steps > 0 else None,
         available,
-    )
-
-
-def shape_of(policy: str, lora: Any = None) -> ModelShape:
-    """Reads a policy's configuration (never its weights) and counts its parameters.
-
-    Args:
-        policy: Whatever `load_policy` takes; of a hub model, only the configuration is fetched.
-        lora: Settings of adapters, or `None`.
-
-    Raises:
-        CheckpointError: The configuration cannot be found.
-        ConfigError: The adapters' settings are out of range, or do not fit the policy.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from rpl.modules.lora import LoRAConfig, add_lora
-
-    try:
-        config = _from_source(AutoConfig, policy)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"policy {policy!r}: its config.json cannot be had: {str(error).splitlines()[0]}"
-        ) from error
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    parameters, adapters = sum(parameter.numel() for parameter in model.parameters()), 0
-    if lora is not None:
-        add_lora(model, LoRAConfig(**vars(lora)))
-        adapters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return ModelShape(
-        parameters=parameters,
-        vocab=text.vocab_size,
-        hidden=text.hidden_size,
-        intermediate=text.intermediate_size,
-        layers=text.num_hidden_layers,
-        heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        qk_norm=any("q_norm" in name for name, _ in model.named_parameters()),
-        lora=adapters,
     )
 
 
@@ -276,8 +233,6 @@ def _with_engine(
 def _peak_flops(settings: Settings) -> float | None:
     import torch
 
-    from rpl.cycle.plan import peak_flops
-
     if settings.device == "gpu" and not torch.cuda.is_available():
         return None
     return peak_flops(settings.mixed)
@@ -292,30 +247,13 @@ def _memory_here() -> float | None:
         return None
 
 
-def _from_source(kind: Any, policy: str) -> Any:
-    """Loads a configuration or a tokenizer; of a model on the hub, that one file is fetched and no weights."""
-    from pathlib import Path
-
-    from rpl.retrieval.hub import hub_reachable
-    from rpl.rollouts.models import resolve_model
-
-    if Path(policy).expanduser().is_dir() or "/" not in policy:
-        return kind.from_pretrained(resolve_model(policy))
-    try:
-        return kind.from_pretrained(policy, local_files_only=True)
-    except OSError:
-        if not hub_reachable():
-            raise
-    return kind.from_pretrained(policy)
-
-
 def _prompt_tokens(policy: str, model: Any) -> int:
     from transformers import AutoTokenizer
 
     from rpl.rollouts.renderer import Renderer
 
     try:
-        tokenizer = _from_source(AutoTokenizer, policy)
+        tokenizer = from_source(AutoTokenizer, policy)
         renderer = Renderer(tokenizer, model.prompt_style, model.thinking)
     except (OSError, ValueError, RPLError):
         return PROMPT_TOKENS[model.prompt_style]

@@ -1,125 +1,133 @@
 """What a schedule will cost, said before anything is loaded: minutes a phase, memory, disk.
 
-The estimate counts tokens and divides by rates that follow from the model's size and a half-second measurement of this
-machine's matrix products. The shares of that peak which training, prefill and decoding reach were measured once, with
-SmolLM2-135M on two CPU cores; on other machines the estimate is good to a factor of two.
+Tokens are counted and divided by what a half-second measurement of this machine's matrix products lets one expect (see
+`rpl.estimate`, which also knows the memory). How many tokens a question costs was measured once, with SmolLM2-135M on
+the Atlas data; the time is good to a factor of two.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rpl.cycle.config import PhaseConfig
-from rpl.estimate import DECODE_SHARE, PREFILL_SHARE, TRAIN_SHARE
-from rpl.modules.batching import token_budget
+from rpl.estimate import GIB, ModelShape, Settings, Workload, memory, peaks, seconds
 
 if TYPE_CHECKING:
     from rpl.cycle.run import Schedule
 
-SHARED = 0.45
-"""Share of an RL iteration's tokens that are left to compute once what rollouts have in common is computed once."""
-ALLOCATOR = 1.4
-"""What a process holds for each byte of tensors, after phases with tensors of many sizes."""
+SHARED = 0.5
+"""Share of a group's transcripts that is left to compute once equal programs and equal results are computed once."""
+FRAGMENTED = 1.5
+"""What a process that goes through all phases holds for each byte that one phase alone would need."""
 SEARCH_S = 0.12
 """Seconds of verified search a failed question in a harvest."""
 START_S = 12.0
 """Seconds to import, load and export around a phase."""
 PROMPT, WRITTEN, SHOWN = 40, 50, 130
 """Tokens of a typical compact prompt, of what the policy writes for a question, of what programs show it."""
+PASSAGE = 55
+"""Tokens of a typical passage."""
+DIRECT = 10
+"""Tokens of a typical answer."""
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Tokens a second on this machine for this model."""
+class Costs:
+    """Estimates the phases of a schedule.
 
-    train: float
-    prefill: float
-    decode: float
+    Args:
+        shape: The policy.
+        settings: How it computes.
+        flops: What large matrix products reach on this machine, in FLOP/s.
+        rows: Most transcripts in flight at a time.
+    """
+
+    shape: ModelShape
+    settings: Settings
+    flops: float
+    rows: int = 64
+
+    def phase(self, phase: PhaseConfig, data: Any, model: Any, trainer: Any, trained: int) -> float:
+        """Returns the seconds of a phase.
+
+        Args:
+            phase: The phase.
+            data: Settings of its datamodule (RL and SFT).
+            model: Settings of its module.
+            trainer: Settings of its trainer.
+            trained: How many policies the schedule trains: an evaluation measures each.
+        """
+        if phase.kind in ("rl", "sft"):
+            work = self.work(phase, data, model)
+            return START_S + int(trainer.get("max_steps", 100)) * self._spent(work)
+        if phase.kind == "harvest":
+            count = phase.num_questions or 1000
+            controlled = min(phase.harvest.control_questions or 0, count)
+            drawn = count * phase.harvest.num_samples + controlled * 20
+            return START_S + self._sampled(drawn, WRITTEN, 0) + count * SEARCH_S
+        count = phase.eval.num_questions or 300
+        policies = trained if phase.eval.after is None else len(phase.eval.after)
+        fixed = sum(self._sampled(count, DIRECT, WRITTEN + PASSAGE * k) for k in phase.eval.fixed_k)
+        return START_S + policies * self._sampled(count, WRITTEN, SHOWN) + fixed
+
+    def work(self, phase: PhaseConfig, data: Any, model: Any) -> Workload:
+        """Returns what an iteration of a training phase does."""
+        rl = phase.kind == "rl"
+        return Workload(
+            questions=int(data.get("batch_size", 8 if rl else 16)),
+            group_size=int(model.get("group_size", 8)) if rl else 1,
+            prompt=PROMPT,
+            written=WRITTEN,
+            shown=SHOWN,
+            rows=self.rows,
+            samples=rl,
+            different=SHARED if rl and self.settings.packed else 1.0,
+        )
+
+    def peak(self, works: Sequence[Workload]) -> float:
+        """Returns the bytes that a process holds at most over training phases that do this work."""
+        needed = [max(peaks(memory(self.shape, self.settings, work)).values()) for work in works]
+        return FRAGMENTED * max(needed, default=4.0 * self.shape.parameters)
+
+    def _spent(self, work: Workload) -> float:
+        return sum(part.amount for part in seconds(self.shape, self.settings, work, self.flops))
+
+    def _sampled(self, questions: int, written: int, shown: int) -> float:
+        if not questions:
+            return 0.0
+        work = Workload(questions=questions, prompt=PROMPT, written=written, shown=shown, rows=self.rows)
+        return self._spent(replace(work, kept=0.0))
 
 
 def describe_plan(schedule: Schedule, phases: Sequence[PhaseConfig], names: Sequence[str]) -> str:
     """Returns the lines that open a run: minutes a phase, memory, disk."""
-    parameters, hidden, layers = model_size(schedule.policy)
-    bf16 = schedule.dtype == "bfloat16"
-    rates = rates_for(parameters, peak_flops(bf16))
-    minutes = [phase_seconds(schedule, phase, phases, rates) / 60 for phase in phases]
+    from rpl.modules.batching import token_budget
+    from rpl.modules.shapes import peak_flops, shape_of
+
+    mixed = schedule.dtype == "bfloat16"
+    shape = shape_of(schedule.policy)
+    settings = Settings(
+        mixed=mixed,
+        packed=schedule.model.get("packing", "shared") == "shared",
+        tokens_per_micro_batch=token_budget(schedule.model.get("tokens_per_micro_batch"), "cpu"),
+    )
+    costs = Costs(shape, settings, peak_flops(mixed), schedule.rollout.batch_size)
+    trained = sum(phase.kind in ("rl", "sft") for phase in phases)
+    minutes, works = [], []
+    for phase in phases:
+        data, model, trainer = (
+            {**getattr(schedule, part), **getattr(phase, part)} for part in ("data", "model", "trainer")
+        )
+        minutes.append(costs.phase(phase, data, model, trainer, trained) / 60)
+        if phase.kind in ("rl", "sft"):
+            works.append(costs.work(phase, data, model))
     steps = ", ".join(f"{name} {m:.0f}" for name, m in zip(names, minutes, strict=True))
-    tokens = token_budget(schedule.model.get("tokens_per_micro_batch"), "cpu")
-    memory = memory_gib(parameters, hidden, layers, tokens, bf16)
-    disk = parameters * (4 * sum(p.kind in ("rl", "sft") for p in phases) + 24) / 2**30
+    disk = shape.parameters * (4 * trained + 24)
     return (
-        f"{len(phases)} phases in {schedule.run.path}; policy {schedule.policy}, {parameters / 1e6:.0f} M parameters\n"
-        f"rpl: estimate: {sum(minutes):.0f} min ({steps}), {memory:.1f} GiB of memory, {disk:.1f} GiB of disk"
+        f"{len(phases)} phases in {schedule.run.path}; "
+        f"policy {schedule.policy}, {shape.parameters / 1e6:.0f} M parameters\n"
+        f"rpl: estimate: {sum(minutes):.0f} min ({steps}), {costs.peak(works) / GIB:.1f} GiB of memory, "
+        f"{disk / GIB:.1f} GiB of disk"
     )
-
-
-def model_size(policy: str) -> tuple[int, int, int]:
-    """Returns parameters, hidden size and layers of a model without loading its weights."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from rpl.rollouts.models import resolve_model
-
-    config = AutoConfig.from_pretrained(resolve_model(policy))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(p.numel() for p in model.parameters()), int(config.hidden_size), int(config.num_hidden_layers)
-
-
-def peak_flops(bf16: bool) -> float:
-    """Measures what large matrix products reach here, in FLOP/s."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    a = torch.randn(1024, 1024, device=device, dtype=torch.bfloat16 if bf16 else torch.float32)
-    (a @ a).sum().item()
-    began, done = time.perf_counter(), 0
-    while time.perf_counter() - began < 0.5:
-        (a @ a).sum().item()
-        done += 1
-    return done * 2 * 1024**3 / (time.perf_counter() - began)
-
-
-def rates_for(parameters: int, peak: float) -> Rates:
-    """Turns a peak into tokens a second: 6 FLOP a parameter and token in training, 2 in a forward pass."""
-    forward = peak / (2 * parameters)
-    return Rates(TRAIN_SHARE * forward / 3, PREFILL_SHARE * forward, DECODE_SHARE * forward)
-
-
-def phase_seconds(schedule: Schedule, phase: PhaseConfig, phases: Sequence[PhaseConfig], rates: Rates) -> float:
-    """Estimates one phase."""
-    context = PROMPT + WRITTEN + SHOWN
-    data, model, trainer = (
-        {**getattr(schedule, part), **getattr(phase, part)} for part in ("data", "model", "trainer")
-    )
-    if phase.kind == "rl":
-        rollouts = _steps(trainer, 100) * int(data.get("batch_size", 8)) * int(model.get("group_size", 8))
-        each = WRITTEN / rates.decode + SHARED * (SHOWN / rates.prefill + context / rates.train)
-        return START_S + rollouts * each
-    if phase.kind == "sft":
-        return START_S + _steps(trainer, 75) * int(data.get("batch_size", 16)) * context / rates.train
-    if phase.kind == "harvest":
-        count = phase.num_questions or 1000
-        drawn = count * phase.harvest.num_samples * WRITTEN / rates.decode
-        controlled = min(phase.harvest.control_questions or 0, count)
-        control = controlled * 20 * WRITTEN / rates.decode
-        return START_S + drawn + control + count * SEARCH_S
-    trained = sum(p.kind in ("rl", "sft") for p in phases)
-    count = phase.eval.num_questions or 300
-    policy = count * (WRITTEN / rates.decode + (PROMPT + SHOWN) / rates.prefill)
-    fixed = sum(count * (10 / rates.decode + (PROMPT + WRITTEN + 55 * k) / rates.prefill) for k in phase.eval.fixed_k)
-    return START_S + (trained if phase.eval.after is None else len(phase.eval.after)) * policy + fixed
-
-
-def memory_gib(parameters: int, hidden: int, layers: int, tokens: int, bf16: bool) -> float:
-    """Estimates the peak of a training phase: weights, gradients, Adam's two moments, the bf16 copy, activations."""
-    states = parameters * (16 + (4 if bf16 else 0))
-    activations = tokens * layers * hidden * 34 * (2 if bf16 else 4)
-    return ALLOCATOR * (states + activations) / 2**30 + 1.0  # the interpreter, the library and the index
-
-
-def _steps(trainer: dict[str, Any], default: int) -> int:
-    return int(trainer.get("max_steps", default))

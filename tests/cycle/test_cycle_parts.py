@@ -9,9 +9,10 @@ from rpl.commands.parsing import make_parser
 from rpl.cycle import cycle
 from rpl.cycle.config import EvalConfig, PhaseConfig, name_phases
 from rpl.cycle.folder import RunFolder
-from rpl.cycle.plan import ALLOCATOR, Rates, memory_gib, rates_for
+from rpl.cycle.plan import FRAGMENTED, SEARCH_S, START_S, Costs
 from rpl.cycle.run import _point
 from rpl.errors import CheckpointError, ConfigError
+from rpl.estimate import ModelShape, Settings, memory, peaks
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CONFIG = {"seed": 0, "phases": [{"kind": "rl"}, {"kind": "eval", "k": [1, 3]}]}
@@ -90,15 +91,31 @@ def test_the_model_link_moves_in_one_step(tmp_path):
         assert (tmp_path / "model" / "config.json").read_text() == name
 
 
-def test_rates_scale_with_the_machine_and_against_the_model():
-    slow, fast = rates_for(10**8, 1e11), rates_for(10**8, 2e11)
-    assert isinstance(slow, Rates)
-    assert fast.train == pytest.approx(2 * slow.train)
-    assert rates_for(2 * 10**8, 1e11).decode == pytest.approx(slow.decode / 2)
-    assert slow.train < slow.prefill
+SHAPE = ModelShape(
+    parameters=10**8, vocab=49152, hidden=576, intermediate=1536, layers=30, heads=9, kv_heads=3, head_dim=64
+)
+RL = PhaseConfig(kind="rl")
+EVAL = PhaseConfig(kind="eval", eval=EvalConfig(num_questions=100, fixed_k=[1, 3]))
 
 
-def test_memory_counts_states_and_activations():
-    small = memory_gib(10**8, 576, 30, 1024, bf16=False)
-    assert small == pytest.approx(1.0 + ALLOCATOR * (16e8 + 1024 * 30 * 576 * 34 * 4) / 2**30)
-    assert memory_gib(10**8, 576, 30, 4096, bf16=False) > small
+def phase_seconds(phase, flops=1e11, trained=2, **trainer):
+    return Costs(SHAPE, Settings(), flops).phase(phase, {"batch_size": 8}, {"group_size": 4}, trainer, trained)
+
+
+def test_phase_times_scale_with_the_machine_and_the_work():
+    ten = phase_seconds(RL, max_steps=10) - START_S
+    assert phase_seconds(RL, max_steps=20) - START_S == pytest.approx(2 * ten)
+    assert phase_seconds(RL, flops=2e11, max_steps=10) - START_S == pytest.approx(ten / 2)
+    one, two = (phase_seconds(EVAL, trained=count) for count in (1, 2))
+    assert two > one > START_S
+    harvest = PhaseConfig(kind="harvest", num_questions=100)
+    assert phase_seconds(harvest) > START_S + 100 * SEARCH_S
+
+
+def test_memory_is_that_of_the_hungriest_phase():
+    costs = Costs(SHAPE, Settings(), 1e11)
+    works = [costs.work(phase, {"batch_size": 8}, {"group_size": 4}) for phase in (RL, PhaseConfig(kind="sft"))]
+    alone = [costs.peak([work]) for work in works]
+    assert costs.peak(works) == max(alone)
+    assert alone[0] == pytest.approx(FRAGMENTED * max(peaks(memory(SHAPE, Settings(), works[0])).values()))
+    assert costs.peak([]) == pytest.approx(FRAGMENTED * 4e8)
