@@ -73,8 +73,9 @@ class GRPOModule(TrainingModule):
     which there is nothing to learn counts like any other, so iterations = max_steps / (updates_per_iteration * epochs).
 
     Args:
-        reward: Reward terms and their weights: `em`, `f1`, `format`, `coverage`, `all_gold`, `invalid`,
-            `program_error`, `printed_tokens` (in hundreds), `calls`, `turns`. Costs take negative weights.
+        reward: Reward terms and their weights: `em`, `f1`, `format`, `coverage`, `precision` and
+            `evidence_f1` (printed against gold passages), `all_gold`, `invalid`, `program_error`, `printed_tokens` (in
+            hundreds), `calls`, `turns`. Costs take negative weights.
         group_size: Rollouts a question, whose rewards are compared with one another.
         advantage: `grpo` (mean and standard deviation of the group), `dr_grpo` (mean only), `rloo` (mean of the
             others) or `reinforce` (mean of the batch; allows a group size of 1).

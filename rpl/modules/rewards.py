@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rpl.answers import exact_match, token_f1
 from rpl.errors import ConfigError
+from rpl.evaluation.evidence import EvidenceScores, evidence_scores
 from rpl.types import Question, Rollout
 
 DECIMALS = 6
@@ -33,15 +34,29 @@ def _invalid(rollout: Rollout, question: Question) -> float:
     return 1.0 - _format(rollout, question)
 
 
+def _evidence(rollout: Rollout, question: Question) -> EvidenceScores:
+    """How printed and gold passages overlap; 0 throughout where no gold is known."""
+    return evidence_scores(rollout.printed_ids, question.gold_docs) or EvidenceScores(0.0, 0.0, 0.0, 0.0)
+
+
 def _coverage(rollout: Rollout, question: Question) -> float:
-    """Share of the gold passages that reached the context; 0 where no gold is known."""
-    gold = set(question.gold_docs)
-    return len(gold.intersection(rollout.printed_ids)) / len(gold) if gold else 0.0
+    """Share of the gold passages that reached the context."""
+    return _evidence(rollout, question).recall
+
+
+def _precision(rollout: Rollout, question: Question) -> float:
+    """Share of the passages in the context that are gold; a rollout that printed none has 0."""
+    return _evidence(rollout, question).precision
+
+
+def _evidence_f1(rollout: Rollout, question: Question) -> float:
+    """Harmonic mean of coverage and precision: what is needed, and no more."""
+    return _evidence(rollout, question).f1
 
 
 def _all_gold(rollout: Rollout, question: Question) -> float:
-    """1 if every gold passage reached the context; 0 where no gold is known."""
-    return float(bool(question.gold_docs) and set(question.gold_docs) <= set(rollout.printed_ids))
+    """1 if every gold passage reached the context."""
+    return _evidence(rollout, question).all_gold
 
 
 def _program_error(rollout: Rollout, question: Question) -> float:
@@ -70,6 +85,8 @@ REWARD_TERMS: dict[str, Callable[[Rollout, Question], float]] = {
     "f1": _f1,
     "format": _format,
     "coverage": _coverage,
+    "precision": _precision,
+    "evidence_f1": _evidence_f1,
     "all_gold": _all_gold,
     "invalid": _invalid,
     "program_error": _program_error,

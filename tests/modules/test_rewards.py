@@ -28,6 +28,8 @@ def test_each_term():
         "f1": 0.8,
         "format": 1.0,
         "coverage": 0.333333,
+        "precision": 0.5,
+        "evidence_f1": 0.4,
         "all_gold": 0.0,
         "invalid": 0.0,
         "program_error": 0.0,
@@ -50,8 +52,21 @@ def test_each_term():
 
 def test_no_gold_contributes_nothing():
     question = dataclasses.replace(QUESTION, gold_docs=())
-    assert value("coverage", rollout(), question) == 0.0
-    assert value("all_gold", rollout(), question) == 0.0
+    for name in ("coverage", "precision", "evidence_f1", "all_gold"):
+        assert value(name, rollout(), question) == 0.0
+
+
+def test_evidence_f1_tells_what_was_needed_from_what_was_printed_beside_it():
+    exact, wide, narrow = (
+        rollout(printed=("g1", "g2", "g3")),
+        rollout(printed=("g1", "g2", "g3", "x")),
+        rollout(printed=("g1",)),
+    )
+    assert value("coverage", exact) == value("coverage", wide) == value("precision", narrow) == 1
+    assert value("evidence_f1", exact) == 1
+    assert value("evidence_f1", wide) == pytest.approx(6 / 7, abs=1e-6)
+    assert value("evidence_f1", narrow) == 0.5
+    assert value("precision", rollout(printed=())) == value("evidence_f1", rollout(printed=())) == 0
 
 
 def test_weighted_sum_is_rounded_so_that_equal_outcomes_are_equal():
