@@ -26,6 +26,24 @@ def test_two_sharded_processes_train_like_one(single, sharded):
     assert trajectory({"rows": wrong}) != pytest.approx(trajectory(single), rel=1e-4)
 
 
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_packed_gradients_of_two_processes_equal_padded_ones_of_one(aggregation, tmp_path):
+    import torch
+
+    options = {"steps": 2, "aggregation": aggregation}
+    run(tmp_path / "plain", packing="plain", **options)
+    run(tmp_path / "packed", processes=2, strategy="fsdp", packing="shared", **options)
+    plain, *packed = (
+        torch.load(tmp_path / name) for name in ("plain.0.gradients", *(f"packed.{r}.gradients" for r in (0, 1)))
+    )
+    assert max(float(g.abs().max()) for g in plain.values()) > 1e-3
+    for rank in packed:
+        torch.testing.assert_close(rank, plain, atol=1e-5, rtol=0)
+    # The twin that must fail: one hundredth more.
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close({name: 1.01 * g for name, g in plain.items()}, plain, atol=1e-5, rtol=0)
+
+
 def test_a_rank_without_questions_does_no_harm(single, tmp_path):
     """All questions of every iteration on one rank and none on the other."""
     for rank in run(tmp_path / "r", processes=2, strategy="fsdp", lopsided=""):

@@ -90,6 +90,23 @@ class States(pl.Callback):
         return [float(value.double().abs().sum()) for value in values]
 
 
+class Gradients(pl.Callback):
+    """Keeps the whole gradient of the first optimizer step, put together from all ranks."""
+
+    def __init__(self):
+        self.first = {}
+
+    def on_fit_start(self, trainer, pl_module):
+        def keep(optimizer, args, kwargs):
+            if not self.first:
+                for name, p in pl_module.model.named_parameters():
+                    if p.grad is not None:
+                        whole = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+                        self.first[name] = whole.detach().clone()
+
+        trainer.optimizers[0].register_step_pre_hook(keep)
+
+
 class Recorder(pl.Callback):
     def __init__(self):
         self.rows = []
@@ -116,6 +133,8 @@ def main():
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--ckpt")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--packing", choices=["shared", "plain"], default="shared")
+    parser.add_argument("--aggregation", choices=["token", "sequence", "constant"], default="token")
     parser.add_argument("--lopsided", action="store_true", help="rank 0 has all questions")
     parser.add_argument("--guard", action="store_true", help="iteration 1 has no entropy on the last rank")
     parser.add_argument("--crash", choices=["raise", "kill"], help="how a rank fails in the second iteration")
@@ -132,14 +151,15 @@ def main():
         "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
         "tokens_per_micro_batch": 300,
         "gradient_clip": 0.3,
+        "packing": args.packing,
         "lora": LoRAConfig(rank=4) if args.lora else None,
     }
     if args.task == "grpo":
-        module = Lopsided(group_size=4, beta=0.05, updates_per_iteration=2, **common)
+        module = Lopsided(group_size=4, beta=0.05, updates_per_iteration=2, aggregation=args.aggregation, **common)
         module.real_sampling = args.real
     else:
         module = SFTModule(**common)
-    recorder, states = Recorder(), States()
+    recorder, states, gradients = Recorder(), States(), Gradients()
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=args.devices,
@@ -156,6 +176,7 @@ def main():
             recorder,
             *([CollapseGuard(patience=1, keep_every=1, sampler_gap_above=None)] if args.guard else []),
             states,
+            gradients,
         ],
     )
     module.executor = FakeExecutor(broken=trainer.global_rank == args.fault)
@@ -175,6 +196,7 @@ def main():
         trainer.fit(module, datamodule=data, ckpt_path=args.ckpt)
         result["rows"], result["before"], result["after"] = recorder.rows, states.before, states.after
         result["val"] = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")}
+        torch.save(gradients.first, args.out.with_suffix(f".{rank}.gradients"))
         trainer.save_checkpoint(args.out.with_suffix(".ckpt"))
         module.export_policy(args.out.with_suffix(".policy"))
     except Exception as error:  # the test reads which error it was
