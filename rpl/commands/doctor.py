@@ -41,7 +41,7 @@ def doctor(json: bool = False) -> list[Finding]:
     Args:
         json: Print the findings as JSON.
     """
-    findings = [_attempt(layer, check) for layer, check in CHECKS]
+    findings = [finding for layer, check in CHECKS for finding in _attempt(layer, check)]
     if json:
         sys.stdout.write(json_module.dumps([asdict(f) for f in findings], indent=2) + "\n")
     else:
@@ -53,13 +53,17 @@ def doctor(json: bool = False) -> list[Finding]:
     return findings
 
 
-def _attempt(layer: str, check: Callable[[], Finding]) -> Finding:
+Check = Callable[[], Finding | list[Finding]]
+
+
+def _attempt(layer: str, check: Check) -> list[Finding]:
     try:
-        return check()
+        found = check()
     except RPLError as error:
-        return Finding(layer, "broken", f"{type(error).__name__}: {error}")
+        return [Finding(layer, "broken", f"{type(error).__name__}: {error}")]
     except Exception as error:  # a diagnosis must go on to the next layer, and says what it met
-        return Finding(layer, "broken", f"unexpected {type(error).__name__}: {error}")
+        return [Finding(layer, "broken", f"unexpected {type(error).__name__}: {error}")]
+    return found if isinstance(found, list) else [found]
 
 
 def _python() -> Finding:
@@ -90,6 +94,23 @@ def _sandbox() -> Finding:
     if hostile.error is None:
         return Finding("sandbox", "broken", "an endless loop was not stopped")
     return Finding("sandbox", "ok", f"ran a program in {trace.seconds * 1000:.0f} ms, stopped an endless loop")
+
+
+def _sandbox_layers() -> list[Finding]:
+    from rpl.executors.layers import ADVICE, LAYERS
+    from rpl.executors.sandbox import RestrictedExecutor
+
+    executor = RestrictedExecutor(workers=1)
+    try:
+        report = executor.layers()
+    finally:
+        executor.close()
+    return [
+        Finding(f"sandbox {name}", "ok", does)
+        if report[name] is None
+        else Finding(f"sandbox {name}", "missing", str(report[name]), ADVICE.get(name, "needs Linux"))
+        for name, does in LAYERS.items()
+    ]
 
 
 def _bm25() -> Finding:
@@ -155,10 +176,11 @@ def _java() -> Finding:
     return Finding("java", "ok" if ok else "missing", first, "" if ok else "pyserini needs a JDK 21; nothing else does")
 
 
-CHECKS: list[tuple[str, Callable[[], Finding]]] = [
+CHECKS: list[tuple[str, Check]] = [
     ("python", _python),
     ("torch", _torch),
     ("sandbox", _sandbox),
+    ("sandbox layers", _sandbox_layers),
     ("bm25", _bm25),
     ("dense", _dense),
     ("sampler hf", _sampler),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from rpl.errors import ConfigError
+from rpl.retrieval.counting import CallCounts
 from rpl.types import Trace
 
 TokenCounter = Callable[[str], int]
@@ -22,9 +23,11 @@ class ExecutionLimits:
     passages: int = 400
     """Passages fetched, summed over all calls."""
     fuel: int = 20_000
-    """Loop steps plus function calls."""
+    """Loop steps, calls, and what operations on large values cost; see `rpl.executors.fuel`."""
     wall_s: float = 10.0
     """Wall-clock seconds, retrieval included; the worker is killed past it."""
+    call_s: float = 5.0
+    """Wall-clock seconds of one primitive call; past it (or past half of `wall_s`) retrieval is at fault."""
     memory_mb: int = 256
     """Address space a worker may add to what the bare interpreter needs, in MiB."""
     printed_tokens: int = 512
@@ -60,6 +63,21 @@ class Executor(ABC):
     def run(self, source: str, question: str) -> Trace:
         """Runs one program; see `run_many`."""
         return self.run_many([(source, question)])[0]
+
+    def verify(self) -> str | None:
+        """Returns why nothing that programs printed since the last call can be trusted, or `None` where it can.
+
+        Whoever is about to train on rollouts, or to score them, asks this first.
+
+        Raises:
+            RetrieverError: Retrieval does not work, and did not come back.
+        """
+        return None
+
+    @property
+    def counts(self) -> CallCounts:
+        """Calls of retrieval so far, and what became of them; zeros where nothing counts them."""
+        return CallCounts()
 
     @abstractmethod
     def close(self) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rpl.errors import ConfigError
-from rpl.executors.base import ExecutionLimits, TokenCounter
-from rpl.executors.sandbox import RestrictedExecutor
+from rpl.executors.base import ExecutionLimits, Executor, TokenCounter
+from rpl.executors.layers import unknown
+from rpl.executors.monty import MontyExecutor
+from rpl.executors.sandbox import RestrictedExecutor, SandboxExecutor
+from rpl.executors.watched import WatchedExecutor
 from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.health import HealthConfig, HealthWatch
 
 if TYPE_CHECKING:
     from rpl.retrieval.library import Library
+
+
+EXECUTORS: Mapping[str, type[SandboxExecutor]] = {"restricted": RestrictedExecutor, "monty": MontyExecutor}
+"""Value of `environment.executor` -> its class."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +35,25 @@ class EnvironmentConfig:
     workers: int = 2
     """Sandbox worker processes, and so programs that run at once."""
     infra_retries: int = 2
-    """How often a failed retrieval call is tried again before its rollout is void."""
+    """How often a failed retrieval call is tried again before its program counts as failed by infrastructure."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    """Canary queries, reruns of programs that infrastructure failed, and how long a run waits for retrieval."""
+    require_layers: tuple[str, ...] = ()
+    """Layers of the sandbox without which nothing runs: `audit_hook`, `no_new_privileges`, `resource_limits`,
+    `namespaces`, `landlock`, `seccomp`. One that is not named here and that the machine lacks is told in a log line."""
+    executor: Literal["restricted", "monty"] = "restricted"
+    """What runs the programs: CPython behind guards, or Monty, an interpreter of a Python subset written in Rust (needs
+    `pip install 'rpl[monty]'`); `executors.monty` says what differs."""
 
     def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise ConfigError(f"environment.executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
         if self.workers < 1:
             raise ConfigError(f"environment.workers must be at least 1, got {self.workers}")
         if self.infra_retries < 0:
             raise ConfigError(f"environment.infra_retries must be at least 0, got {self.infra_retries}")
+        if unknown(self.require_layers):
+            raise ConfigError(f"environment.require_layers: {unknown(self.require_layers)}")
 
 
 class Environment:
@@ -54,7 +74,8 @@ class Environment:
         self.config = config
         self._given = library
         self._opened: Library | None = None
-        self._executor: RestrictedExecutor | None = None
+        self._sandbox: SandboxExecutor | None = None
+        self._executor: Executor | None = None
         self._count_tokens: TokenCounter | None = None
         self._progress = progress
 
@@ -70,27 +91,42 @@ class Environment:
         return self._opened
 
     @property
-    def executor(self) -> RestrictedExecutor:
-        """The executor on that library; made at first use."""
+    def executor(self) -> Executor:
+        """The executor on that library, which watches its health; made at first use.
+
+        Raises:
+            RetrieverError: The library is not healthy.
+        """
         if self._executor is None:
-            executor = RestrictedExecutor(self.config.limits, self.config.workers, self.config.infra_retries)
+            self._executor = WatchedExecutor(self.sandbox, HealthWatch(self.library, self.config.health))
+        return self._executor
+
+    @property
+    def sandbox(self) -> SandboxExecutor:
+        """What runs the programs, without the watch; made at first use."""
+        if self._sandbox is None:
+            config = self.config
+            made = EXECUTORS[config.executor]
+            executor = made(config.limits, config.workers, config.infra_retries, config.require_layers)
+            if config.require_layers:
+                executor.layers()  # says so now where one is missing, not at the first program
             executor.attach(self.library)
             if self._count_tokens is not None:
                 executor.connect(self._count_tokens)
-            self._executor = executor
-        return self._executor
+            self._sandbox = executor
+        return self._sandbox
 
     def connect(self, count_tokens: TokenCounter) -> None:
         """Sets the tokenizer that observations are measured with; does not open anything."""
         self._count_tokens = count_tokens
-        if self._executor is not None:
-            self._executor.connect(count_tokens)
+        if self._sandbox is not None:
+            self._sandbox.connect(count_tokens)
 
     def close(self) -> None:
         """Stops the workers and closes the library if this environment opened it; both reopen when used again."""
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
+        if self._sandbox is not None:
+            self._sandbox.close()
+            self._sandbox = self._executor = None
         if self._opened is not None:
             self._opened.close()
             self._opened = None

@@ -5,19 +5,24 @@ Programs get functions, never types, so that no class is within their reach. Sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rpl.errors import BudgetExceeded
 from rpl.executors.guards import Guards, bounded
-from rpl.executors.values import MAX_ITEMS, render
+from rpl.executors.values import Enumerated, Zipped, iteration, render
 from rpl.programs.grammar import BUILTINS
 
 MAX_RANGE = 1_000_000
 """Longest `range`."""
 
 MAX_INT_CHARS = 400
-"""Longest text that `int` reads."""
+"""Longest text that `int` and `float` read."""
+
+MAX_STREAMS = 1_000
+"""Most `enumerate` and `zip` values that a program may hold at once, and so the deepest nesting of them."""
+
+_WIDE = 16
 
 _MISSING: Any = object()
 
@@ -34,6 +39,7 @@ class Builtins:
         self.guards = guards
         self.fuel = guards.fuel
         self.printer = printer
+        self._streams = 0
 
     def names(self) -> dict[str, Any]:
         """Returns the builtins under their names; exactly those of the grammar."""
@@ -41,7 +47,7 @@ class Builtins:
 
     def _print(self, *values: Any, sep: Any = " ", end: Any = None) -> None:
         """Prints values; every call is one or more items of the observation, so `end` has no effect."""
-        self.fuel.burn()
+        self.fuel.burn(1 + len(values) // _WIDE)
         self.printer(values, " " if sep is None else _text_argument("sep", sep))
 
     def _len(self, value: Any, /) -> int:
@@ -56,15 +62,33 @@ class Builtins:
             raise BudgetExceeded("size", f"a range is longer than {MAX_RANGE:,}")
         return result
 
-    # The three below return Python's own lazy iterators: whoever reads them burns the fuel.
+    # The three below are lazy: whoever reads them burns the fuel.
 
     def _enumerate(self, values: Iterable[Any], start: int = 0) -> Any:
         self.fuel.burn()
-        return enumerate(values, bounded(start))
+        return Enumerated(enumerate(iteration(values), bounded(start)), (values,), self._stream())
 
     def _zip(self, *iterables: Iterable[Any], strict: bool = False) -> Any:
         self.fuel.burn()
-        return zip(*iterables, strict=strict)
+        rows: Iterable[Any] = zip(*map(iteration, iterables), strict=strict)
+        if len(iterables) > _WIDE:
+            rows = self._wide(rows, len(iterables))
+        return Zipped(rows, iterables, self._stream())
+
+    def _wide(self, rows: Iterable[tuple[Any, ...]], width: int) -> Iterator[tuple[Any, ...]]:
+        for row in rows:
+            self.fuel.burn(width // _WIDE)
+            yield row
+
+    def _stream(self) -> Callable[[], None]:
+        """Counts one more lazy value; returns what takes it off again."""
+        if self._streams >= MAX_STREAMS:
+            raise BudgetExceeded("size", f"the program holds more than {MAX_STREAMS:,} enumerate and zip values")
+        self._streams += 1
+        return self._drop_stream
+
+    def _drop_stream(self) -> None:
+        self._streams -= 1
 
     def _reversed(self, values: Any, /) -> Any:
         self.fuel.burn()
@@ -72,7 +96,9 @@ class Builtins:
 
     def _sorted(self, values: Iterable[Any], /, *, key: Any = None, reverse: Any = False) -> list[Any]:
         self.fuel.burn()
-        return bounded(sorted(self.fuel.steps(values), key=key, reverse=bool(reverse)))
+        items = bounded(list(self.fuel.steps(values)))
+        items.sort(key=self.guards.comparisons.sort_key(key, len(items)), reverse=bool(reverse))
+        return items
 
     def _min(self, *values: Any, key: Any = None, default: Any = _MISSING) -> Any:
         return self._extreme(min, values, key, default)
@@ -82,10 +108,14 @@ class Builtins:
 
     def _extreme(self, pick: Callable[..., Any], values: tuple[Any, ...], key: Any, default: Any) -> Any:
         self.fuel.burn()
-        options = {} if default is _MISSING else {"default": default}
+        key = self.guards.comparisons.sort_key(key, 1)
         if len(values) == 1:
-            return pick(self.fuel.steps(values[0]), key=key, **options)
-        return pick(*values, key=key, **options)
+            result = pick(self.fuel.steps(values[0]), key=key, default=default)
+            if result is _MISSING:
+                raise ValueError(f"{pick.__name__}() of nothing; test first, or give default=...")
+            return result
+        self.fuel.burn(len(values))
+        return pick(*values, key=key, **({} if default is _MISSING else {"default": default}))
 
     def _sum(self, values: Iterable[Any], /, start: Any = 0) -> Any:
         self.fuel.burn()
@@ -122,6 +152,8 @@ class Builtins:
 
     def _float(self, value: Any = 0.0, /) -> float:
         self.fuel.burn()
+        if type(value) is str and len(value) > MAX_INT_CHARS:
+            raise BudgetExceeded("size", f"float() reads at most {MAX_INT_CHARS} characters")
         return float(value)
 
     def _str(self, value: Any = "", /) -> str:
@@ -142,16 +174,11 @@ class Builtins:
 
     def _set(self, values: Iterable[Any] = (), /) -> set[Any]:
         self.fuel.burn()
-        return bounded(set(self.fuel.steps(values)))
+        return bounded(self.guards.comparisons.keys(values))
 
     def _dict(self, values: Any = (), /, **items: Any) -> dict[Any, Any]:
         self.fuel.burn()
-        if type(values) is not dict:
-            values = self.fuel.steps(values)
-        result: dict[Any, Any] = dict(values, **items)
-        if len(result) > MAX_ITEMS:
-            bounded(result)
-        return result
+        return bounded(self.guards.pairs(values, items))
 
 
 def _text_argument(name: str, value: Any) -> str:

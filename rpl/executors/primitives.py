@@ -22,6 +22,9 @@ from rpl.types import Passage
 MAX_QUERY_CHARS = 20_000
 """Longest query text."""
 
+MAX_ID_CHARS = 1_000
+"""Longest passage id."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -59,6 +62,14 @@ class Host(ABC):
         """Emits a printed passage."""
 
 
+_PLAIN: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    name: (tuple(parameters), {p.name: p.default for p in parameters.values() if p.default is not p.empty})
+    for name, parameters in ((name, signature.parameters) for name, signature in PRIMITIVES.items())
+    if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
+}
+"""Names and defaults of the primitives with a fixed number of arguments; `Signature.bind` takes ten times as long."""
+
+
 class Primitives:
     """The primitives of one run of one program."""
 
@@ -75,10 +86,16 @@ class Primitives:
 
     def _checked(self, name: str, function: F) -> Callable[..., Any]:
         signature = PRIMITIVES[name]
+        names, defaults = _PLAIN.get(name, ((), {}))
+        wanted = frozenset(names)
 
         def primitive(*args: Any, **kwargs: Any) -> Any:
             self.fuel.burn()
-            try:
+            given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+            once = len(args) <= len(names) and kwargs.keys().isdisjoint(names[: len(args)])
+            if wanted and once and given.keys() == wanted:
+                return function(**given)
+            try:  # an error, or a signature that takes any number of values
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise PrimitiveError(f"{name}: {error}; it is called as {name}{signature}") from None
@@ -180,6 +197,8 @@ def _identifier(what: str, value: Any) -> str:
     if isinstance(value, Passage):
         return value.id
     if type(value) is str and value:
+        if len(value) > MAX_ID_CHARS:
+            raise PrimitiveError(f"{what} has {len(value):,} characters; ids have at most {MAX_ID_CHARS:,}")
         return value
     kind = "an empty text" if value == "" else type(value).__name__
     hint = "; take one passage of the list, such as passages[0]" if isinstance(value, list | tuple) else ""

@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType, MappingProxyType, TracebackType
 from typing import Any
 
 from rpl.errors import BudgetExceeded, ProgramError
 from rpl.executors.fuel import Fuel
 from rpl.executors.functions import Builtins
-from rpl.executors.guards import Guards
+from rpl.executors.guards import MAX_FRAMES, Guards
+from rpl.executors.hints import message_hint, name_hint
 from rpl.executors.policy import FILENAME, compile_program
 from rpl.executors.primitives import Host, Primitives, ProgramLimits
 from rpl.executors.protocol import MAX_PRINTED_CHARS, MAX_PRINTED_ITEMS
 from rpl.executors.values import ProgramPassage, passage_line, render
 from rpl.types import TraceError
 
-MAX_FRAMES = 200
-"""How deep functions of a program may call each other, about."""
+MAX_STACK = 10 * MAX_FRAMES
+"""Python's own recursion limit within a program: a backstop, for what the guards do not count."""
 
 MAX_MESSAGE_CHARS = 300
 """Longest error message that is passed on."""
+
+_LINES = "_lines_"  # no program can name it; the code's own line numbers are numbers of syntax nodes
 
 _BUILTIN_CALL = re.compile(r"Builtins\._(\w+)\(\) (takes .*)?")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -115,36 +118,47 @@ def run_program(
     failure: TraceError | None = None
     scope: dict[str, Any] = {"__builtins__": {}, "question": question}
     try:
-        code = compile_program(source, limits.source_chars)
+        compiled = compile_program(source, limits.source_chars)
+        scope[_LINES] = compiled.lines
         guards = Guards(fuel)
         scope |= guards.names()
         scope |= Builtins(guards, Printer(host, fuel)).names()
         scope |= Primitives(host, limits, fuel).names()
         with _shallow_stack(), seal():
-            exec(code, scope)
+            exec(compiled.code, scope)
     except Exception as error:  # the boundary: a failed program is data
-        failure = describe(error)
+        failure = describe(error, scope)
     finally:
         scope.clear()  # frees what the program held, also after a MemoryError
     return Outcome(failure, fuel.used)
 
 
-def describe(error: Exception) -> TraceError:
-    """Returns an exception of a program as data: kind, message without addresses or host paths, line in the program."""
+def describe(error: Exception, scope: Mapping[str, Any] = MappingProxyType({})) -> TraceError:
+    """Returns an exception of a program as data: kind, message with a hint, line in the program.
+
+    Args:
+        error: What the program raised. Addresses and host paths in its message are left out.
+        scope: The global names of the run; those that the program bound are offered for a name that is unknown.
+    """
     line = _line(error.__traceback__)
     if isinstance(error, ProgramError):
         return TraceError(error.kind, _short(error.message), error.line if error.line is not None else line)
     if isinstance(error, RecursionError):
-        return TraceError(
-            "budget_recursion", f"functions call each other more than about {MAX_FRAMES} levels deep", line
-        )
+        return TraceError("budget_recursion", "functions and guards call each other too deeply", line)
     if isinstance(error, MemoryError):
         return TraceError("budget_memory", "the program needs more memory than it may use", line)
+    return TraceError("runtime", _short(_message(error, scope)), line)
+
+
+def _message(error: Exception, scope: Mapping[str, Any]) -> str:
+    message = f"{type(error).__name__}: {error}"
+    if type(error) is NameError and isinstance(error.name, str):
+        return f"{message}; {name_hint(error.name, (name for name in scope if not name.startswith('_')))}"
     match = _BUILTIN_CALL.match(str(error))
     if match and isinstance(error, TypeError):
-        detail = "got too many arguments" if match[2] else str(error)[match.end() :]
-        return TraceError("runtime", _short(f"TypeError: {match[1]}() {detail}"), line)
-    return TraceError("runtime", _short(f"{type(error).__name__}: {error}"), line)
+        return f"TypeError: {match[1]}() {'got too many arguments' if match[2] else str(error)[match.end() :]}"
+    hint = message_hint(message)
+    return f"{message}; {hint}" if hint else message
 
 
 def current_line() -> int | None:
@@ -152,16 +166,20 @@ def current_line() -> int | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != FILENAME:
         frame = frame.f_back
-    return None if frame is None else frame.f_lineno
+    return None if frame is None else _written_line(frame, frame.f_lineno)
 
 
 def _line(traceback: TracebackType | None) -> int | None:
     line = None
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == FILENAME:
-            line = traceback.tb_lineno
+            line = _written_line(traceback.tb_frame, traceback.tb_lineno) or line
         traceback = traceback.tb_next
     return line
+
+
+def _written_line(frame: FrameType, node: int | None) -> int | None:
+    return frame.f_globals[_LINES][node - 1] if node else None
 
 
 def _short(message: str) -> str:
@@ -176,7 +194,7 @@ def _shallow_stack() -> Iterator[None]:
     while frame is not None:
         depth, frame = depth + 1, frame.f_back
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(depth + MAX_FRAMES)
+    sys.setrecursionlimit(depth + MAX_STACK)
     try:
         yield
     finally:

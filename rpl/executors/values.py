@@ -5,7 +5,8 @@ Standard library only: the worker imports this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from types import GeneratorType
 from typing import Any
 
@@ -22,7 +23,10 @@ MAX_INT_BITS = 1_024
 """Largest integer a program may compute: about 308 decimal digits."""
 
 MAX_NESTING = 32
-"""Deepest nesting of collections that can be turned into text."""
+"""Deepest nesting of collections that can be turned into text, compared or used as a key."""
+
+MAX_KEY_BITS = 60
+"""Largest integer that can be a key: past it unequal integers share their hash, and look-ups take linear time."""
 
 
 class ProgramPassage(Passage):
@@ -42,6 +46,70 @@ class ProgramPassage(Passage):
 
 
 ProgramPassage.__name__ = "Passage"  # the name that error messages show
+
+
+SIMPLE = frozenset({str, int, float, bool, type(None), ProgramPassage})
+"""Types whose values hold no other values of a program."""
+
+
+class Lazy:
+    """What `enumerate` and `zip` give: read once, by whatever goes through `iteration`.
+
+    The iterator inside is Python's own. It is kept out of reach because Python's iterators nest without bound, and
+    reading or freeing thousands of nested ones overflows the stack of the process.
+    """
+
+    __slots__ = ("_inputs", "_release", "iterator")
+
+    def __init__(self, iterator: Iterable[Any], inputs: tuple[Any, ...], release: Callable[[], None]) -> None:
+        self.iterator = iterator
+        self._inputs = inputs  # holds on to the lazy values inside, so that all of them are counted
+        self._release = release
+
+    def __del__(self) -> None:
+        self._release()
+
+
+class Enumerated(Lazy):
+    """The value of an `enumerate` call."""
+
+    __slots__ = ()
+
+
+class Zipped(Lazy):
+    """The value of a `zip` call."""
+
+    __slots__ = ()
+
+
+Enumerated.__name__, Zipped.__name__ = "enumerate", "zip"
+
+_STABLE = frozenset({str, int, bool, ProgramPassage})
+_NONE_MOVES = sys.version_info < (3, 12)  # before, the hash of None was its address
+
+
+def iteration(values: Any) -> Any:
+    """Returns what a loop over the value reads, in an order that is the same in every process.
+
+    Sets keep Python's order, which a fixed hash seed fixes, unless they hold a value that is hashed by its address:
+    NaN, and `None` before Python 3.12. Those are read in the order of their texts.
+    """
+    if type(values) is set:
+        if _STABLE.issuperset(map(type, values)) or not any(map(_moves, values)):
+            return values
+        return sorted(values, key=lambda value: (type(value).__name__, render_repr(value, _ignore)))
+    return values.iterator if isinstance(values, Lazy) else values
+
+
+def _moves(value: Any) -> bool:
+    kind = type(value)
+    if kind is tuple:
+        return any(map(_moves, value))
+    return (value is None and _NONE_MOVES) or (kind is float and value != value)
+
+
+def _ignore(_units: int) -> None:
+    return
 
 
 def as_program_passage(passage: Passage) -> ProgramPassage:
@@ -99,9 +167,12 @@ class _Room:
         self.chars -= len(text)
         if self.chars < 0:
             raise size_error("the text of this value", MAX_CHARS)
+        if len(text) >= _LONG:
+            self.burn(len(text) // _LONG)
         return text
 
 
+_LONG = 1_000
 _BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
 _PLAIN = (int, float, bool, type(None), range)
 
@@ -118,7 +189,7 @@ def _write(value: Any, put: Callable[[str], None], room: _Room, depth: int) -> N
         return
     opening, closing = _BRACKETS[kind]
     put(room.take(opening))
-    for number, item in enumerate(value):
+    for number, item in enumerate(iteration(value)):
         room.burn(1)
         if number:
             put(room.take(", "))
@@ -135,6 +206,6 @@ def _atom(value: Any, kind: type) -> str:
     if kind is ProgramPassage:
         return f"<Passage {value.id}>"
     # Everything else would show an address, which differs from run to run.
-    if kind is GeneratorType or not callable(value):
+    if kind is GeneratorType or isinstance(value, Lazy) or not callable(value):
         return f"<{kind.__name__}>"
     return "<function>"

@@ -6,11 +6,12 @@ import ast
 import math
 
 from rpl.errors import ForbiddenConstruct, ProgramSyntaxError
-from rpl.programs.refusals import REFUSED_ARGUMENTS, REFUSED_BUILTINS, REFUSED_NODES
+from rpl.programs.refusals import MODULE_HINT, MODULES, REFUSED_ARGUMENTS, REFUSED_BUILTINS, REFUSED_NODES
 from rpl.programs.tables import (
     ALLOWED_NODES,
     ATTRIBUTES,
     BUILTINS,
+    GENERATOR_READERS,
     MAX_DEPTH,
     MAX_INT,
     MAX_LOOP_DEPTH,
@@ -64,18 +65,21 @@ class Checker:
         if kind not in ALLOWED_NODES:
             what, hint = REFUSED_NODES.get(kind, (kind, "it is not on the list of allowed constructs"))
             raise _forbidden(what, hint, line)
-        if not isinstance(node, _NOT_COUNTED):
-            self.size += 1
+        if isinstance(node, _NOT_COUNTED):
+            return
+        self.size += 1
         check = getattr(self, f"_check_{kind.lower()}", None)
         if check is not None:
             check(node, line)
         outer = self.loops, self.functions
-        for name, value in ast.iter_fields(node):
-            if isinstance(node, ast.For | ast.While):
+        is_loop, is_function = kind in ("For", "While"), kind == "FunctionDef"
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if is_loop:
                 self.loops = outer[0] + (name == "body")
-            elif isinstance(node, ast.FunctionDef) and name == "body":
+            elif is_function and name == "body":
                 self.loops, self.functions = 0, outer[1] + 1
-            for child in value if isinstance(value, list) else [value]:
+            for child in value if type(value) is list else (value,):
                 if isinstance(child, ast.AST):
                     _check_place(node, name, child, line)
                     self.visit(child, depth + 1, line)
@@ -133,6 +137,8 @@ class Checker:
 
     def _check_attribute(self, node: ast.Attribute, line: int) -> None:
         _check_name(node.attr, line)
+        if isinstance(node.value, ast.Name) and node.value.id in MODULES and node.value.id not in self.bound:
+            raise _forbidden(f"the module {node.value.id}", MODULE_HINT, line)
         if not isinstance(node.ctx, ast.Load):
             raise _forbidden("assignment to an attribute", "assign to a name", line)
         if node.attr not in _ANY_ATTRIBUTE:
@@ -153,6 +159,10 @@ class Checker:
     def _check_dict(self, node: ast.Dict, line: int) -> None:
         if None in node.keys:
             raise _forbidden("**-unpacking", "use d.update(other)", line)
+
+    def _check_dictcomp(self, node: ast.DictComp, line: int) -> None:
+        if getattr(node, "value", None) is None:  # `{**d for d in dicts}`, from Python 3.15 on
+            raise _forbidden("**-unpacking", "use d.update(other) in a loop", line)
 
     def _check_comprehension(self, node: ast.comprehension, line: int) -> None:
         if node.is_async:
@@ -178,6 +188,8 @@ class Checker:
         if isinstance(value, str):
             if len(value) > MAX_STRING_CHARS:
                 raise _forbidden("so long a string", f"at most {MAX_STRING_CHARS} characters are allowed", line)
+            if any("\ud800" <= char <= "\udfff" for char in value):
+                raise _forbidden("half of a surrogate pair", "write the character itself", line)
         elif isinstance(value, int):
             if value > MAX_INT:
                 raise _forbidden("so large a number", f"at most {MAX_INT} is allowed", line)
@@ -192,8 +204,10 @@ class Checker:
 def _check_place(parent: ast.AST, slot: str, child: ast.AST, line: int) -> None:
     """Refuses constructs that are allowed in some places only."""
     line = getattr(child, "lineno", line)
-    if isinstance(child, ast.GeneratorExp) and not (isinstance(parent, ast.Call) and slot == "args"):
-        raise _forbidden("a generator outside a call", "write a list comprehension in [ ]", line)
+    if isinstance(child, ast.GeneratorExp) and not (
+        isinstance(parent, ast.Call) and slot == "args" and _reads_generator(parent, child)
+    ):
+        raise _forbidden("a generator here", "write a list comprehension in [ ]", line)
     if isinstance(child, ast.Starred):
         in_display = isinstance(parent, ast.List | ast.Tuple) and isinstance(parent.ctx, ast.Load)
         if not (in_display or isinstance(parent, ast.Call)):
@@ -202,6 +216,14 @@ def _check_place(parent: ast.AST, slot: str, child: ast.AST, line: int) -> None:
         for item in child.elts:
             if isinstance(item, ast.Starred | ast.Slice):
                 raise _forbidden("a subscript of several slices", "take one slice at a time", line)
+
+
+def _reads_generator(call: ast.Call, argument: ast.GeneratorExp) -> bool:
+    """Whether a call reads the generator that it is given. What keeps or returns it would let generators nest."""
+    name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", None)
+    if name in ("min", "max"):  # of several values they return one
+        return len(call.args) == 1
+    return name in GENERATOR_READERS and (name not in ("sum", "enumerate") or argument is call.args[0])
 
 
 def _check_binding(name: str, line: int) -> None:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import ast
 import threading
+import unicodedata  # noqa: F401 - the parser imports it for names that are not ASCII, and a sealed worker cannot
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rpl.errors import ProgramSyntaxError
 from rpl.programs.checks import Checker
 from rpl.programs.printing import check_fstrings, unparse
+from rpl.programs.refusals import syntax_message
 from rpl.programs.tables import (
     ALLOWED_NODES,
     ATTRIBUTES,
@@ -41,6 +45,7 @@ __all__ = [
     "Program",
     "canonical",
     "parse",
+    "parse_tree",
 ]
 
 _warnings_lock = threading.Lock()
@@ -77,14 +82,20 @@ def parse(source: str) -> Program:
     >>> parse('for p in bm25( "Lyon" , k=1) : print(p)').source
     "for p in bm25('Lyon', k=1):\n    print(p)"
     """
+    return parse_tree(source)[0]
+
+
+def parse_tree(source: str) -> tuple[Program, ast.Module]:
+    """Checks a text as `parse` does, and returns the program with the syntax tree of the text as it was written."""
     tree = _read(source)
     if not tree.body:
         raise ProgramSyntaxError("the program is empty", 1)
     checker = Checker(tree)
     checker.visit(tree)
     if checker.has_fstrings:
-        check_fstrings(source)
-    return Program(unparse(tree), checker.size)
+        with _quiet():
+            check_fstrings(source)
+    return Program(unparse(tree), checker.size), tree
 
 
 def canonical(source: str) -> str:
@@ -96,18 +107,24 @@ def canonical(source: str) -> str:
     return parse(source).source
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A doubtful escape is not worth a warning, and never an error."""
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _read(source: str) -> ast.Module:
     if "\0" in source:
         raise ProgramSyntaxError("the text holds a null byte", source[: source.index("\0")].count("\n") + 1)
     if len(source) > MAX_SOURCE_CHARS:
         raise ProgramSyntaxError(f"the text has {len(source)} characters; at most {MAX_SOURCE_CHARS} are allowed", 1)
     try:
-        with _warnings_lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a doubtful escape is not worth a warning, and never an error
+        with _quiet():
             return ast.parse(source, feature_version=(3, 11))
     except SyntaxError as error:
-        message = "so large a number" if "integer string conversion" in error.msg else error.msg
-        raise ProgramSyntaxError(f"invalid syntax: {message}", error.lineno) from None
+        raise ProgramSyntaxError(syntax_message(source, error), error.lineno) from None
     except (RecursionError, MemoryError):
         raise ProgramSyntaxError("the program is nested too deeply", None) from None
     except ValueError as error:  # text that cannot be encoded

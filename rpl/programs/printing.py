@@ -8,9 +8,10 @@ on the version either.
 from __future__ import annotations
 
 import ast
-import copy
 import io
 import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rpl.errors import ForbiddenConstruct, ProgramSyntaxError
 
@@ -26,25 +27,50 @@ def unparse(tree: ast.AST) -> str:
     >>> unparse(ast.parse('print( f"{p.title}:  {p.text}" )'))
     "print(f'{p.title}:  {p.text}')"
     """
-    if not any(isinstance(node, ast.JoinedStr) for node in ast.walk(tree)):
-        return ast.unparse(tree)
-    extractor = _FStringExtractor()
-    text = ast.unparse(extractor.visit(copy.deepcopy(tree)))
-    for placeholder, printed in extractor.printed.items():
-        text = text.replace(placeholder, printed)
+    if isinstance(tree, ast.JoinedStr):
+        return _print_fstring(tree)
+    places = list(_fstrings(tree))
+    printed = [_print_fstring(place.node) for place in places]
+    try:
+        for number, place in enumerate(places):
+            # A name that holds a NUL, which no other printed text can hold.
+            place.put(ast.Name(id=f"\0{number}\0", ctx=ast.Load()))
+        text = ast.unparse(tree)
+    finally:
+        for place in places:
+            place.put(place.node)
+    for number, fstring in enumerate(printed):
+        text = text.replace(f"\0{number}\0", fstring)
     return text
 
 
-class _FStringExtractor(ast.NodeTransformer):
-    """Replaces f-strings by names that hold a NUL, which no other printed text can hold."""
+@dataclass(frozen=True)
+class _Place:
+    """Where an f-string stands in a tree; one inside another has no place of its own."""
 
-    def __init__(self) -> None:
-        self.printed: dict[str, str] = {}
+    node: ast.JoinedStr
+    parent: ast.AST
+    field: str
+    index: int | None
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        placeholder = f"\0{len(self.printed)}\0"
-        self.printed[placeholder] = _print_fstring(node)
-        return ast.copy_location(ast.Name(id=placeholder, ctx=ast.Load()), node)
+    def put(self, node: ast.expr) -> None:
+        if self.index is None:
+            setattr(self.parent, self.field, node)
+        else:
+            getattr(self.parent, self.field)[self.index] = node
+
+
+def _fstrings(tree: ast.AST) -> Iterator[_Place]:
+    pending = [tree]
+    while pending:
+        parent = pending.pop()
+        for field, value in ast.iter_fields(parent):
+            children = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
+            for index, child in children:
+                if isinstance(child, ast.JoinedStr):
+                    yield _Place(child, parent, field, index)
+                elif isinstance(child, ast.AST):
+                    pending.append(child)
 
 
 def _print_fstring(node: ast.JoinedStr) -> str:
@@ -75,6 +101,13 @@ def _escape(text: str, quote: str) -> str:
     return escaped.replace(quote, "\\" + quote)
 
 
+def _tokens(source: str) -> Iterator[tokenize.TokenInfo]:
+    try:
+        yield from tokenize.generate_tokens(io.StringIO(source).readline)
+    except (tokenize.TokenError, SyntaxError) as error:  # text that the parser takes all the same
+        raise ProgramSyntaxError(f"the f-strings of the program cannot be read: {error.args[0]}") from None
+
+
 def check_fstrings(source: str) -> None:
     """Refuses f-strings that only Python 3.12 and later can read.
 
@@ -89,7 +122,7 @@ def check_fstrings(source: str) -> None:
         return
     quotes: list[str] = []
     kinds = (start, tokenize.FSTRING_MIDDLE, tokenize.FSTRING_END)  # type: ignore[attr-defined]
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in _tokens(source):
         if token.type == kinds[2]:
             quotes.pop()
         inner = token.string

@@ -5,6 +5,7 @@ Nothing is allowed by being absent here; see `grammar.ALLOWED_NODES`. The tables
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -137,3 +138,48 @@ REFUSED_BUILTINS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Builtins of Python that are absent here -> what to do instead ("" lists those that are present)."""
+
+MODULES: frozenset[str] = frozenset(
+    {
+        *("os", "sys", "re", "io", "gc", "json", "math", "time", "string", "random", "socket", "signal", "shutil"),
+        *("builtins", "collections", "copy", "ctypes", "datetime", "functools", "heapq", "importlib", "inspect"),
+        *("itertools", "operator", "pathlib", "pickle", "statistics", "subprocess", "tempfile", "textwrap"),
+        *("threading", "traceback", "types", "typing", "urllib", "uuid", "requests", "np", "numpy", "pd", "pandas"),
+    }
+)
+"""Names of modules that programs of other kinds use without further ado; none is bound here."""
+
+MODULE_HINT = "there are no modules; use the built-in functions and the methods of texts, lists, dicts and sets"
+
+_MAX_EXCERPT = 40
+_SYNTAX_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"^\s*(```|~~~)"), "leave out the markdown fence; write the program alone"),
+    (re.compile(r"^\s*</?(program|result|answer)\b"), "leave out the tags inside the program"),
+    (re.compile(r"[\u2018\u2019\u201c\u201d]"), "use straight quotes, ' and \""),
+    (re.compile(r"^\s*(>>>|\.\.\.)\s"), "leave out the prompt signs"),
+    (re.compile(r"^\s*[$!%]\s*\w"), "programs run no shell commands"),
+    (re.compile(r"&&|\|\||\b(else if|elsif)\b|\+\+\s*$"), "write `and`, `or`, `elif` and `x += 1`"),
+    (re.compile(r"^\s*(let|const|var|function)\s+\w"), "write Python: x = 1, def f(a):"),
+    (re.compile(r"^\s*[A-Z][a-z']+( [A-Za-z,']+){2,}[.:,]?\s*$"), "write Python only; put words behind # or in quotes"),
+)
+
+
+def syntax_message(source: str, error: SyntaxError) -> str:
+    """Returns what is wrong with a text that is no Python, and what to write instead where that can be told.
+
+    Args:
+        source: The text.
+        error: What Python said about it.
+    """
+    if "integer string conversion" in error.msg:
+        return "invalid syntax: so large a number"
+    lines = source.splitlines()
+    number = error.lineno or 1
+    line = lines[number - 1] if 0 < number <= len(lines) else ""
+    place = line[max(0, (error.offset or 1) - 1) :].strip()
+    if error.msg != "invalid syntax":
+        message = f"invalid syntax: {error.msg}"
+    else:
+        message = f"invalid syntax at `{place[:_MAX_EXCERPT]}`" if place else error.msg
+    hint = next((hint for pattern, hint in _SYNTAX_HINTS if pattern.search(line)), "")
+    return f"{message}; {hint}" if hint else message

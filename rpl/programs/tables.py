@@ -82,3 +82,10 @@ ALLOWED_NODES: frozenset[str] = _words(
     "Compare Eq NotEq Lt LtE Gt GtE In NotIn Is IsNot Load Store"
 )
 """Names of the `ast` classes of the language."""
+
+GENERATOR_READERS: frozenset[str] = _words(
+    "any all sum min max sorted list tuple set dict enumerate zip "
+    "fuse rerank unique "
+    "join extend update union intersection difference symmetric_difference issubset issuperset isdisjoint"
+)
+"""Functions and methods that read a generator to its end or hand it on to a loop, and never keep it."""

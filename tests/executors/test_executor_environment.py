@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from rpl.errors import ConfigError
+from rpl.errors import ConfigError, RetrieverError
 from rpl.executors.base import ExecutionLimits
 from rpl.executors.environment import Environment, EnvironmentConfig
 from rpl.retrieval import library as library_module
 from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.corpus import Corpus
+from rpl.retrieval.library import LocalLibrary
+from rpl.retrieval.memory import MemoryBM25
+from rpl.retrieval.tokens import Tokenizer
 
 
-class Closable:
-    def __init__(self, library):
-        self.library, self.closed = library, 0
-
-    def call(self, name, args):
-        return self.library.call(name, args)
+class Closable(LocalLibrary):
+    def __init__(self):
+        words = ("river", "castle", "market", "temple", "harbour")
+        corpus = Corpus([f"p{i}" for i in range(5)], [w.title() for w in words], [f"q: one {w}." for w in words])
+        super().__init__(corpus, MemoryBM25(corpus, Tokenizer()))
+        self.closed = 0
 
     def close(self):
         self.closed += 1
 
 
 @pytest.fixture
-def opened(library, monkeypatch):
+def opened(monkeypatch):
     """Libraries that were opened, with their configs."""
     made = []
 
     def open_library(config, progress=None):
-        made.append((config, Closable(library)))
+        made.append((config, Closable()))
         return made[-1][1]
 
     monkeypatch.setattr(library_module, "open_library", open_library)
@@ -46,8 +50,8 @@ def test_library_and_executor_are_made_once_from_the_config(opened):
     with Environment(config) as environment:
         assert environment.library is environment.library
         assert environment.executor is environment.executor
-        assert (environment.executor.limits.calls, environment.executor.workers) == (3, 1)
-        assert environment.executor.infra_retries == 0
+        assert (environment.sandbox.limits.calls, environment.sandbox.workers) == (3, 1)
+        assert environment.sandbox.infra_retries == 0
         assert environment.executor.run("print(bm25(question, k=1))", "q").printed_ids == ("p0",)
     ((used, library),) = opened
     assert used.corpus == "atlas-mini"
@@ -63,8 +67,8 @@ def test_the_tokenizer_reaches_the_executor(opened, early):
         assert environment.executor.run("print('abc')", "q").printed_tokens == 3
 
 
-def test_a_given_library_is_used_and_stays_open(opened, library):
-    given = Closable(library)
+def test_a_given_library_is_used_and_stays_open(opened):
+    given = Closable()
     with Environment(EnvironmentConfig(workers=1), library=given) as environment:
         assert environment.executor.run("print(bm25(question, k=1))", "q").printed_ids == ("p0",)
     assert not opened
@@ -79,6 +83,15 @@ def test_a_closed_environment_can_be_used_again(opened):
         environment.close()
     environment.close()
     assert [library.closed for _, library in opened] == [1, 1]
+
+
+def test_a_library_that_does_not_work_runs_nothing(monkeypatch):
+    monkeypatch.setattr(MemoryBM25, "search", lambda self, queries, k: [[] for _ in queries])
+    with (
+        Environment(EnvironmentConfig(workers=1), library=Closable()) as environment,
+        pytest.raises(RetrieverError, match="bm25: 0 of 5 passages found by their own text"),
+    ):
+        _ = environment.executor
 
 
 @pytest.mark.parametrize(("name", "value"), [("workers", 0), ("infra_retries", -1)])

@@ -5,26 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
 import time
 
 import pytest
 
 from rpl.errors import ConfigError, ExecutorError
-from rpl.executors import pool as pool_module
-from rpl.executors.pool import Worker
+from rpl.executors import process as process_module
+from rpl.executors.process import Worker
 from rpl.executors.sandbox import RestrictedExecutor
 from rpl.types import Trace, to_dict
 
 SEED_PROGRAM = "for p in bm25(question, k=1):\n    print(p)"
-# Independent deep structures whose comparison takes exponential time in C, where no guard can count.
-HANGS_IN_C = """
-a = [0]
-b = [0]
-for i in range(30):
-    a = [a, a]
-    b = [b, b]
-print(a == b)
-"""
+UNLIMITED = 10**12
+HANGS = "while True:\n    pass"  # with unlimited fuel
 EATS_MEMORY = "a = []\nfor i in range(15000):\n    a.append('x' * 900000 + str(i))"
 
 
@@ -60,11 +54,11 @@ def test_equal_programs_give_equal_traces(make_executor):
     assert traces[0] != without_times(first.run(source + "\nprint(1)", "q"))
 
 
-def test_a_program_that_hangs_in_c_is_killed_promptly(make_executor):
-    executor = make_executor(wall_s=0.5)
+def test_a_program_that_hangs_is_killed_promptly(make_executor):
+    executor = make_executor(wall_s=0.5, fuel=UNLIMITED)
     executor.run("x = 1", "q")
     started = time.monotonic()
-    trace = executor.run(HANGS_IN_C, "q")
+    trace = executor.run(HANGS, "q")
     assert 0.5 <= time.monotonic() - started < 2.5
     assert trace.error.kind == "timeout"
     assert trace.infra_error is None
@@ -72,32 +66,34 @@ def test_a_program_that_hangs_in_c_is_killed_promptly(make_executor):
 
 
 def test_what_was_printed_before_a_call_survives_the_kill(make_executor):
-    trace = make_executor(wall_s=1.0).run("print('early')\nbm25('a', k=1)\nprint('late')\n" + HANGS_IN_C, "q")
+    trace = make_executor(wall_s=1.0, fuel=UNLIMITED).run(
+        "print('early')\nbm25('a', k=1)\nprint('late')\n" + HANGS, "q"
+    )
     assert trace.observation.splitlines()[0] == "early"
     assert "late" not in trace.observation
     assert len(trace.calls) == 1
 
 
 def test_the_worker_recovers_after_a_kill(make_executor):
-    executor = make_executor(wall_s=0.5)
-    executor.run(HANGS_IN_C, "q")
+    executor = make_executor(wall_s=0.5, fuel=UNLIMITED)
+    executor.run(HANGS, "q")
     assert executor.run(SEED_PROGRAM, "q").printed_ids == ("p0",)
 
 
 def test_memory_is_capped(make_executor):
-    trace = make_executor(memory_mb=64).run(EATS_MEMORY, "q")
+    trace = make_executor(memory_mb=64, fuel=UNLIMITED).run(EATS_MEMORY, "q")
     assert trace.error.kind == "budget_memory"
     assert trace.error.line == 3
 
 
 def test_the_memory_limit_is_what_capped_it(make_executor):
     source = EATS_MEMORY.replace("15000", "100")
-    assert make_executor(memory_mb=256).run(source, "q").error is None
-    assert make_executor(memory_mb=64).run(source, "q").error.kind == "budget_memory"
+    assert make_executor(memory_mb=256, fuel=UNLIMITED).run(source, "q").error is None
+    assert make_executor(memory_mb=64, fuel=UNLIMITED).run(source, "q").error.kind == "budget_memory"
 
 
 def test_the_worker_recovers_after_its_memory_ran_out(make_executor):
-    executor = make_executor(memory_mb=64)
+    executor = make_executor(memory_mb=64, fuel=UNLIMITED)
     executor.run(EATS_MEMORY, "q")
     assert executor.run(SEED_PROGRAM, "q").error is None
 
@@ -155,7 +151,7 @@ def test_each_program_starts_clean(shared):
     assert shared.run("x = 1\ndef f():\n    return 1\nprint(x)", "q").observation == "1"
     for name in ("x", "f"):
         trace = shared.run(f"print({name})", "q")
-        assert trace.error.message == f"NameError: name '{name}' is not defined"
+        assert trace.error.message.startswith(f"NameError: name '{name}' is not defined; ")
 
 
 def test_error_lines_are_those_of_the_text_as_written(shared):
@@ -229,6 +225,30 @@ def test_a_hanging_primitive_voids_the_run_in_time(make_executor, library):
     assert executor.run(SEED_PROGRAM, "q").error is None
 
 
+def test_a_primitive_has_a_deadline_of_its_own(make_executor, library):
+    library.hang_s = 0.6
+    executor = make_executor(wall_s=10.0, call_s=0.3)
+    executor.run("x = 1", "q")
+    trace = executor.run(SEED_PROGRAM, "q")
+    assert trace.infra_error.startswith("retrieval failed: bm25 gave no answer for 0.3")
+    assert trace.seconds < 0.55
+    assert make_executor(wall_s=10.0, call_s=2.0).run(SEED_PROGRAM, "q").infra_error is None
+
+
+def test_many_hanging_primitives_do_not_hold_the_others(make_executor, library):
+    hang = threading.Event()
+    answer = library.call
+    library.call = lambda name, args: (hang.wait(20) if args["query"] == "hang" else None, answer(name, args))[1]
+    executor = make_executor(workers=2, call_s=0.2)
+    jobs = [("bm25('hang')", "q"), (SEED_PROGRAM, "q")] * 4
+    started = time.monotonic()
+    traces = executor.run_many(jobs)
+    assert time.monotonic() - started < 3.0
+    assert [trace.infra_error is None for trace in traces] == [False, True] * 4
+    hang.set()
+    assert executor.run(SEED_PROGRAM, "q").error is None
+
+
 def test_many_slow_calls_are_the_programs_timeout(make_executor, library):
     library.hang_s = 0.2
     trace = make_executor(wall_s=1.0).run("for i in range(20):\n    bm25(str(i), k=1)", "q")
@@ -243,7 +263,7 @@ def test_a_bug_in_the_library_is_not_hidden(make_executor, library):
 
 
 def test_a_worker_that_cannot_start_voids_the_run(make_executor, monkeypatch):
-    monkeypatch.setattr(pool_module, "_MAIN", "raise SystemExit('no such module')")
+    monkeypatch.setattr(process_module, "_MAIN", "raise SystemExit('no such module')")
     trace = make_executor().run(SEED_PROGRAM, "q")
     assert "did not get ready: no such module" in trace.infra_error
     assert trace.error is None
@@ -293,14 +313,25 @@ def test_a_dead_idle_worker_is_replaced(make_executor):
 
 
 def test_workers_are_reused_and_recycled(make_executor):
-    executor = make_executor()
-    executor._pool._recycle_after = 3
+    pool = make_executor()._pool
+    pool._recycle_after = 3
     pids = []
     for _ in range(4):
-        executor.run("x = 1", "q")
-        pids += [worker.process.pid for worker in executor._pool._idle]
-    assert len(pids) == 3  # after the third program there was no idle worker
-    assert pids[0] == pids[1] != pids[2]
+        with pool.lend() as worker:
+            pids.append(worker.process.pid)
+    assert pids[0] == pids[1] == pids[2] != pids[3]
+
+
+def test_a_worker_that_was_used_up_is_replaced_ahead_of_time(make_executor):
+    pool = make_executor()._pool
+    pool._recycle_after = 1
+    with pool.lend() as worker:
+        first = worker.process.pid
+    assert pool._idle == []
+    pool.refill()
+    pool.refill()  # nothing more is missing
+    (idle,) = pool._idle
+    assert idle.process.pid != first
 
 
 def test_jobs_run_side_by_side_and_keep_their_order(make_executor, library):
@@ -314,8 +345,8 @@ def test_jobs_run_side_by_side_and_keep_their_order(make_executor, library):
 
 
 def test_one_bad_job_does_not_disturb_the_others(make_executor):
-    executor = make_executor(workers=2, wall_s=1.0)
-    jobs = [(SEED_PROGRAM, "a"), (HANGS_IN_C, "b"), ("1 / 0", "c"), (SEED_PROGRAM, "d")]
+    executor = make_executor(workers=2, wall_s=1.0, fuel=UNLIMITED)
+    jobs = [(SEED_PROGRAM, "a"), (HANGS, "b"), ("1 / 0", "c"), (SEED_PROGRAM, "d")]
     traces = executor.run_many(jobs)
     kinds = [trace.error.kind if trace.error else None for trace in traces]
     assert kinds == [None, "timeout", "runtime", None]

@@ -1,0 +1,174 @@
+"""Threads that each see one task through, and are left behind when it hangs in code that nothing can stop.
+
+A call into a retrieval backend may never return, and Python cannot end a thread. So the thread that waits for the
+results watches the tasks: one that is overdue is settled without its thread, which ends by itself should the call ever
+return, and a fresh thread takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+SHORTEST_LOOK_S = 0.005
+"""Least time between two looks at running tasks."""
+
+
+class LeftBehind(BaseException):
+    """Ends the thread of a task that was given up; raised by the task itself once its call returns."""
+
+
+class Task(ABC, Generic[T]):
+    """One piece of work with a result."""
+
+    @abstractmethod
+    def work(self) -> T:
+        """Does it, in a thread of the crew.
+
+        Raises:
+            LeftBehind: The task was given up meanwhile.
+        """
+
+    @property
+    @abstractmethod
+    def look_at(self) -> float:
+        """When it has to be looked at next, on the monotonic clock, in seconds; infinite before it runs."""
+
+    @abstractmethod
+    def give_up(self) -> T | None:
+        """Settles it from outside if it hangs: returns its result, or `None` where it does not hang."""
+
+
+class Crew:
+    """A fixed number of threads.
+
+    Args:
+        size: How many tasks are worked on at once.
+        between: Called in a thread when it has handed in a result, before it takes the next task.
+    """
+
+    def __init__(self, size: int, between: Callable[[], None]) -> None:
+        self._size = size
+        self._between = between
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._threads = 0
+        self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
+
+    def run(self, tasks: Sequence[Task[T]], look_s: float) -> list[T]:
+        """Returns the results of tasks, in order, when all are settled.
+
+        Args:
+            tasks: What to do.
+            look_s: The shortest time after which a task that is started now can be overdue.
+
+        Raises:
+            BaseException: What the first of the tasks that failed raised.
+        """
+        batch: _Batch[T] = _Batch(tasks)
+        try:
+            for number in range(len(tasks)):
+                self._put(_Entry(batch, number))
+            wait_s = look_s
+            while tasks and not batch.finished.wait(wait_s):
+                wait_s = self._look(batch, look_s)
+        except BaseException:  # Ctrl-C: what has not begun is not begun any more
+            batch.cancelled = True
+            raise
+        if batch.errors:
+            raise batch.errors[min(batch.errors)]
+        return [batch.results[number] for number in range(len(tasks))]
+
+    def close(self) -> None:
+        """Lets the threads end after the tasks that were handed in; the crew can go on with fresh ones."""
+        with self._lock:
+            for _ in range(self._threads):
+                self._entries.put(None)
+            self._threads = 0
+            self._entries = SimpleQueue()
+
+    def _put(self, entry: _Entry) -> None:
+        with self._lock:
+            if self._owner != os.getpid():  # threads do not survive a fork
+                self._owner, self._threads, self._entries = os.getpid(), 0, SimpleQueue()
+            if self._threads < self._size:
+                self._threads += 1
+                self._start()
+            self._entries.put(entry)
+
+    def _start(self) -> None:
+        arguments = (self._entries, self._between)
+        threading.Thread(target=_work, args=arguments, name="rpl-sandbox", daemon=True).start()
+
+    def _look(self, batch: _Batch[T], look_s: float) -> float:
+        now = time.monotonic()
+        next_look = now + look_s
+        for number, task in enumerate(batch.tasks):
+            look_at = next_look if number in batch.results else task.look_at
+            if look_at <= now:
+                result = task.give_up()
+                if result is not None:
+                    batch.settle(number, result)
+                    with self._lock:
+                        self._start()
+            else:
+                next_look = min(next_look, look_at)
+        return max(SHORTEST_LOOK_S, next_look - now)
+
+
+class _Batch(Generic[T]):
+    def __init__(self, tasks: Sequence[Task[T]]) -> None:
+        self.tasks = tasks
+        self.results: dict[int, T] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.cancelled = False
+        self.finished = threading.Event()
+        self._lock = threading.Lock()
+
+    def work(self, number: int) -> None:
+        if self.cancelled:
+            return
+        try:
+            result = self.tasks[number].work()
+        except LeftBehind:
+            raise
+        except BaseException as error:  # raised again in the thread that waits
+            self.errors[number] = error
+            self._count()
+        else:
+            self.settle(number, result)
+
+    def settle(self, number: int, result: T) -> None:
+        self.results[number] = result
+        self._count()
+
+    def _count(self) -> None:
+        with self._lock:
+            finished = len(self.results) + len(self.errors) == len(self.tasks)
+        if finished:
+            self.finished.set()
+
+
+class _Entry:
+    __slots__ = ("batch", "number")
+
+    def __init__(self, batch: _Batch[T], number: int) -> None:
+        self.batch = batch
+        self.number = number
+
+
+def _work(entries: SimpleQueue[_Entry | None], between: Callable[[], None]) -> None:
+    while (entry := entries.get()) is not None:
+        try:
+            entry.batch.work(entry.number)
+        except LeftBehind:
+            return
+        del entry  # an executor that its owner dropped must not be kept by an idle thread
+        between()

@@ -1,0 +1,162 @@
+"""What fuel buys: no operation takes long, and none grows a value past its bounds, without the fuel for it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from test_executor_language import run
+
+FUEL = 5_000
+SECONDS = 1.0  # processor time that this much fuel may take, whatever the program does; many times the worst seen
+
+TWINS = "a = b = 0\nfor i in range(30):\n    a = [a, a]\n    b = [b, b]\n"  # equal, 2 ** 30 items each, no part shared
+TUPLES = TWINS.replace("[", "(").replace("]", ")")
+TEXT = "t = 'a' * 1000000\n"
+MODULUS = "m = 2305843009 * 1000000000 + 213693951\n"  # 2 ** 61 - 1: its multiples have equal hashes
+LIST = "a = [0] * 100000\n"
+DENSE = "[" + ", ".join(["7%5%3%2%9"] * 300) + "]"
+FOREVER = "while True:\n    "
+
+OPERATIONS = {
+    # Comparisons.
+    "equality of deep lists": TWINS + "a == b",
+    "inequality of deep lists": TWINS + "a != b",
+    "order of deep lists": TWINS + "a < b",
+    "equality of deep dicts": TWINS + "{1: a} == {1: b}",
+    "equality of the items of dicts": TWINS + "{1: a}.items() == {1: b}.items()",
+    "a deep list in a list": TWINS + "a in [b]",
+    "a deep list in the values of a dict": TWINS + "a in {1: b}.values()",
+    "a deep list in a generator of pairs": TWINS + "(a,) in zip([b])",
+    "a chain of deep lists": TWINS + "a == b == a",
+    "index of a deep list": TWINS + "[b].index(a)",
+    "count of a deep list": TWINS + "[b].count(a)",
+    "removal of a deep list": TWINS + "[b].remove(a)",
+    "sorting deep lists": TWINS + "sorted([a, b])",
+    "sorting deep lists in place": TWINS + "[a, b].sort()",
+    "sorting by deep lists": TWINS + "sorted([0, 1], key=lambda i: a if i else b)",
+    "the larger of deep lists": TWINS + "max(a, b)",
+    "the smallest of deep lists": TWINS + "min([a, b])",
+    "equality of long texts": TEXT + f"s = 'a' * 1000000\n{FOREVER}t == s",
+    "order of long texts": TEXT + f"s = 'a' * 1000000\n{FOREVER}t < s",
+    "equality of long lists": LIST + f"b = [0] * 100000\n{FOREVER}a == b",
+    "a number in a long list": LIST + FOREVER + "x = 1\n    x in a",
+    "a passage in a long list": LIST + "p = bm25('a', k=2)\na = [p[0]] * 100000\n" + FOREVER + "p[1] in a",
+    "a long text in a list of long texts": TEXT + f"s = ('a' * 999999 + 'b')\nl = [s] * 100000\n{FOREVER}t in l",
+    "a fraction in a long range": "x = 0.5\nr = range(1000000)\n" + FOREVER + "x in r",
+    "a text in a long range": "x = 'a'\nr = range(1000000)\n" + FOREVER + "x in r",
+    "a number in a stream of pairs": "x = 1\nx in zip(range(1000000))",
+    "equality of sets of long texts": "s = {'a' * 900000 + str(i) for i in range(5)}\n"
+    "t = {'a' * 900000 + str(i) for i in range(5)}\n" + FOREVER + "s == t",
+    # Keys.
+    "a deep tuple as a key": TUPLES + "{}[a] = 1",
+    "a deep tuple as a key of a display": TUPLES + "{a: 1}",
+    "a deep tuple in a set display": TUPLES + "{a}",
+    "a deep tuple in a set comprehension": TUPLES + "{x for x in [a]}",
+    "a deep tuple in a dict comprehension": TUPLES + "{x: 1 for x in [a]}",
+    "a deep tuple in set()": TUPLES + "set([a])",
+    "a deep tuple in dict()": TUPLES + "dict([(a, 1)])",
+    "a deep tuple looked up in a dict": TUPLES + "{}.get(a)",
+    "a deep tuple looked up in a set": TUPLES + "a in {1}",
+    "a deep tuple added to a set": TUPLES + "set().add(a)",
+    "a deep tuple in set.update": TUPLES + "set().update([a])",
+    "a deep tuple set by default": TUPLES + "{}.setdefault(a, 1)",
+    "a deep tuple in dict.update": TUPLES + "{}.update([(a, 1)])",
+    "a deep tuple in an operator on keys": TUPLES + "{}.keys() | [a]",
+    "a deep tuple among the items of a dict": TUPLES + "{1: a}.items() | {1: 2}.items()",
+    "numbers with equal hashes": MODULUS + "s = set()\nfor i in range(9000):\n    s.add(i * m)",
+    "numbers with equal hashes as keys": MODULUS + "d = {}\nfor i in range(9000):\n    d[i * m] = 1",
+    "a long text as a key": TEXT + "d = {}\n" + FOREVER + "d[t] = 1",
+    # Texts.
+    "search": TEXT + f"s = 'a' * 500000 + 'b'\n{FOREVER}t.find(s)",
+    "search in a shorter text": f"t = 'a' * 2499\ns = 'a' * 600 + 'b' + 'a' * 599\n{FOREVER}s in t",
+    "search backwards": TEXT + f"s = 'a' * 250000 + 'b' + 'a' * 250000\n{FOREVER}t.rfind(s)",
+    "split backwards": TEXT + f"s = 'a' * 250000 + 'b' + 'a' * 250000\n{FOREVER}t.rsplit(s)",
+    "partition backwards": TEXT + f"s = 'a' * 250000 + 'b' + 'a' * 250000\n{FOREVER}t.rpartition(s)",
+    "strip of many characters": TEXT + f"s = 'b' * 500000 + 'a'\n{FOREVER}t.strip(s)",
+    "many prefixes": TEXT + f"s = ('a' * 999999 + 'b',) * 100000\n{FOREVER}t.startswith(s)",
+    "upper case": "t = 'ŉ' * 900000\n" + FOREVER + "t.upper()",
+    "title case": "t = 'é ' * 400000\n" + FOREVER + "t.title()",
+    "lower case": TEXT + FOREVER + "t.lower()",
+    "split at blanks": "t = 'a ' * 400000\n" + FOREVER + "t.split()",
+    "split at blanks, a limited number of times": "t = 'a ' * 400000\n" + FOREVER + "t.split(None, 90000)",
+    "split at line ends": "t = 'a\\n' * 400000\n" + FOREVER + "t.splitlines()",
+    "split at rare line ends": "t = 'a\\u2028' * 400000\n" + FOREVER + "t.splitlines()",
+    "count": TEXT + FOREVER + "t.count('a')",
+    "replacement": TEXT + FOREVER + "t.replace('a', 'b')",
+    "replacement, a limited number of times": TEXT + FOREVER + "t.replace('a', 'b' * 1000000, 1)",
+    "join": "a = ['a' * 9] * 100000\n" + FOREVER + "''.join(a)",
+    "f-string": TEXT + FOREVER + "f'{t}'",
+    "slice of a text": TEXT + FOREVER + "t[1:]",
+    "reversed text": TEXT + FOREVER + "t[::-1]",
+    "concatenation": "t = 'a' * 500000\n" + FOREVER + "t + t",
+    "repetition": FOREVER + "'a' * 1000000",
+    "text of a text": "t = '\\n' * 400000\n" + FOREVER + "str([t])",
+    "number of a text": TEXT + FOREVER + "float(t)",
+    # Collections.
+    "copy of a list": LIST + FOREVER + "a.copy()",
+    "slice of a list": LIST + FOREVER + "a[1:]",
+    "assignment to a slice": LIST + FOREVER + "a[0:1] = [1]",
+    "assignment to a wide slice": LIST + FOREVER + "a[:] = a",
+    "insertion": "a = [0] * 90000\n" + FOREVER + "a.insert(0, 1)",
+    "removal at the front": LIST + FOREVER + "a.append(a.pop(0))",
+    "reversal": LIST + FOREVER + "a.reverse()",
+    "sort": LIST + FOREVER + "a.sort()",
+    "concatenation of lists": "a = [0] * 50000\n" + FOREVER + "a + a",
+    "repetition of lists": FOREVER + "[0] * 100000",
+    "stars": LIST + FOREVER + "[*a]",
+    "starred arguments": LIST + FOREVER + "max(*a)",
+    "sum of lists": "a = [[0] * 1000] * 100\n" + FOREVER + "sum(a, [])",
+    "operators on sets": "s = set(range(9000))\n" + FOREVER + "s & s",
+    "operators on the keys of a dict": "d = {1: 2}\n" + FOREVER + "d.keys() | range(1000000)",
+    "operators on keys and a stream": "{}.keys() | zip(range(1000000))",
+    "union": "s = set(range(9000))\n" + FOREVER + "s.union(s)",
+    "a dict of long pairs": "dict([range(1000000)])",
+    "update of a dict by long pairs": FOREVER + "{}.update([range(1000000)])",
+    "union of dicts": "d = {i: 1 for i in range(5000)}\n" + FOREVER + "d | d",
+    "copy of a dict": "d = {i: 1 for i in range(5000)}\n" + FOREVER + "d.copy()",
+    "a dict of a dict": "d = {i: 1 for i in range(5000)}\n" + FOREVER + "dict(d)",
+    "zip of many lists": "a = [[0] * 1000] * 100000\nfor x in zip(*a):\n    pass",
+    "print of many values": "p = bm25('a', k=1) * 100000\n" + FOREVER + "print(*p)",
+    "print of a long list": "p = [0] * 100000\n" + FOREVER + "print(p)",
+    "nested streams": "z = []\nfor i in range(9000):\n    z = zip(z)",
+    "nested enumerations": "z = [1]\nfor i in range(9000):\n    z = enumerate(z)\nlist(z)",
+    "streams in streams": "z = [1]\nfor i in range(9000):\n    z = zip(x for x in z)",
+    # Many cheap operations in one step.
+    "arithmetic in a while": FOREVER + "x = " + DENSE,
+    "arithmetic in a for": "for i in range(20000):\n    x = " + DENSE,
+    "arithmetic in a for over pairs": "for i, j in zip(range(20000), range(20000)):\n    x = " + DENSE,
+    "arithmetic in a comprehension": f"[{DENSE} for i in range(20000)]",
+    "arithmetic in a condition of a comprehension": f"[1 for i in range(20000) if {DENSE}]",
+    "arithmetic in a set comprehension": f"{{len({DENSE}) for i in range(20000)}}",
+    "arithmetic in a dict comprehension": f"{{1: {DENSE} for i in range(20000)}}",
+    "arithmetic in a generator": f"sum(len({DENSE}) for i in range(20000))",
+    "arithmetic in a function": f"def f():\n    return {DENSE}\n{FOREVER}f()",
+    "arithmetic in a lambda": f"f = lambda: {DENSE}\n{FOREVER}f()",
+    "texts of large numbers": f"n = 1\nfor i in range(300):\n    n = n * 10\n{FOREVER}x = f'{'{n}' * 1000}'",
+    "unique of a long list": "p = bm25('a', k=1) * 100000\nunique(p)",
+}
+
+
+@pytest.mark.parametrize("source", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_a_program_takes_little_time_for_its_fuel(source):
+    started = time.process_time()
+    _, outcome = run(source, fuel=FUEL)
+    seconds = time.process_time() - started
+    assert outcome.error is not None
+    # A number or text of the wrong kind is an ordinary error; everything else must hit a budget.
+    assert outcome.error.kind in ("budget_fuel", "budget_size", "budget_printed", "runtime"), outcome.error
+    assert (outcome.error.kind == "runtime") == (source in ORDINARY), outcome.error
+    assert seconds < SECONDS
+
+
+ORDINARY = {OPERATIONS[name] for name in ("a dict of long pairs", "update of a dict by long pairs")}
+
+
+def test_the_time_limit_can_fail():
+    """Without fuel for it, the comparison of the twins takes time beyond all bounds."""
+    small = TWINS.replace("30", "20")
+    started = time.process_time()
+    exec(small + "a == b")
+    bare = time.process_time() - started
+    assert bare * 2**10 > SECONDS  # for the ten levels that were left out
