@@ -24,6 +24,7 @@ COMMANDS = {
     "exec": "run one program in the sandbox and show its trace",
     "data": "write the embedded Atlas data set, or check your own corpus and questions",
     "index": "build, check or query the index of a corpus",
+    "serve-retrieval": "serve a corpus over HTTP to any number of runs",
     "export": "write the policy of a training checkpoint as a model folder",
     "report": "write the report of a run folder again",
     "doctor": "say what works on this machine and what to do about the rest",
@@ -62,7 +63,7 @@ def run(args: Sequence[str]) -> Any:
 
         return RPLCLI(list(args))
     if command in COMMANDS:
-        return importlib.import_module(f"rpl.commands.{command}").run(list(args[1:]))
+        return importlib.import_module(f"rpl.commands.{command.replace('-', '_')}").run(list(args[1:]))
     allowed = ", ".join(LIGHTNING_COMMANDS | COMMANDS)
     sys.stderr.write(f"rpl: error: there is no command {command!r}; the commands are {allowed}\n")
     raise SystemExit(2)

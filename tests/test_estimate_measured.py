@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rpl.modules.shapes import shape_of
 from rpl.estimate import Settings, Workload, memory, peaks
 from rpl.modules.lora import LoRAConfig
+from rpl.modules.shapes import shape_of
 
 SCRIPT = Path(__file__).parent / "memory_run.py"
 RL = Workload(questions=6, group_size=8, prompt=45, written=64, shown=0, turns=1)

@@ -2,6 +2,10 @@
 
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -75,6 +79,18 @@ def tiny_version(line, tmp_path):
     return words
 
 
+def serve_and_stop(words):
+    """Starts a server on a free port, asks whether it is ready, and interrupts it as Ctrl-C would."""
+    command = [sys.executable, "-m", "rpl", *words[: words.index("--port")], "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        url = next(match[0] for line in server.stderr if (match := re.search(r"http://[\w.:]+", line)))
+        assert any(line.startswith("rpl: ready") for line in server.stderr)
+        with urllib.request.urlopen(f"{url}/ready", timeout=30) as reply:
+            assert reply.status == 200
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0, server.stderr.read()
+
+
 @pytest.mark.timeout(600)
 def test_the_commands_run_in_the_order_of_the_readme(tmp_path, monkeypatch):
     """All `rpl` lines, one after the other, as a reader would run them (tiny model, small atlas)."""
@@ -89,4 +105,5 @@ def test_the_commands_run_in_the_order_of_the_readme(tmp_path, monkeypatch):
     for line in RPL_LINES:
         if "--print_config" in line or "fsdp.yaml" in line or "hotpot" in line:
             continue
-        run(tiny_version(line, tmp_path))
+        words = tiny_version(line, tmp_path)
+        serve_and_stop(words) if words[0] == "serve-retrieval" else run(words)

@@ -30,6 +30,8 @@ class EvalConfig:
     """Names of the `rl` and `sft` phases whose policies are measured; all of them by default."""
     batch_size: int = 64
     """Questions answered side by side."""
+    allow_void: bool = False
+    """Whether to score the other questions where infrastructure failed some for good; the row then says how many."""
 
     def __post_init__(self) -> None:
         if not self.fixed_k or min(self.fixed_k) < 1:

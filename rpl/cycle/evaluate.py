@@ -59,7 +59,7 @@ def evaluate_policies(
     Returns:
         The headline figures: EM of the last policy and of the best fixed program.
     """
-    shared: dict[str, Any] = {"settings": settings, "batch": config.batch_size}
+    shared: dict[str, Any] = {"settings": settings, "batch": config.batch_size, "allow_void": config.allow_void}
     batch = config.batch_size
 
     def measure(system: Any, phase: str) -> EvalResult:

@@ -20,6 +20,7 @@ from rpl.errors import ConfigError
 from rpl.executors.environment import Environment, EnvironmentConfig
 from rpl.files import digest, write_text
 from rpl.progress import say
+from rpl.retrieval.engines import config_values
 from rpl.rollouts.loop import RolloutConfig
 
 Style = Literal["compact", "documented"]
@@ -97,7 +98,7 @@ def cycle(
     resolved = {
         "policy": policy,
         "prompt_style": prompt_style,
-        "environment": asdict(environment),
+        "environment": config_values(environment),
         "rollout": asdict(rollout),
         "data": data,
         "trainer": trainer,
@@ -238,7 +239,7 @@ def _fit(
             "policy": schedule.policy,
             "init_from": None if current == schedule.policy else current,
             "prompt_style": schedule.style,
-            "environment": asdict(schedule.environment),
+            "environment": config_values(schedule.environment),
             "rollout": asdict(schedule.rollout),
             "seed": schedule.seed,
             **schedule.model,

@@ -15,8 +15,10 @@ from rpl.evaluation.system import System
 from rpl.executors.base import Executor
 from rpl.programs.grammar import canonical
 from rpl.retrieval.base import MAX_K
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
+from rpl.retrieval.counting import CallCounts
+from rpl.rollouts.loop import RolloutConfig, RolloutRequest
 from rpl.rollouts.one_turn import complete
+from rpl.rollouts.recovery import run_with_retries
 from rpl.rollouts.renderer import Renderer
 from rpl.rollouts.sampler import Completion, Sampler, SamplingParams
 from rpl.rollouts.seeds import derive_seed
@@ -82,10 +84,15 @@ class Policy(System):
         self._renderer, self._sampler, self._executor = renderer, sampler, executor
         self._config, self._seed = replace(config, temperature=0.0), seed
 
+    @property
+    def retrieval(self) -> CallCounts:
+        """See `System.retrieval`."""
+        return self._executor.counts
+
     def answer(self, questions: Sequence[Question]) -> list[Rollout]:
         """Runs the multi-turn loop."""
         requests = [RolloutRequest(q, _group(q), 0, derive_seed(self._seed, "eval", q.id)) for q in questions]
-        return run_rollouts(
+        return run_with_retries(
             requests,
             renderer=self._renderer,
             sampler=self._sampler,
@@ -181,9 +188,17 @@ class FixedProgram(System):
         self._params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
         self._batch = batch_size
 
+    @property
+    def retrieval(self) -> CallCounts:
+        """See `System.retrieval`."""
+        return self._executor.counts
+
     def answer(self, questions: Sequence[Question]) -> list[Rollout]:
         """Runs the program for every question and completes the transcripts."""
         traces = self._executor.run_many([(self.source, question.question) for question in questions])
+        cause = self._executor.verify()
+        if cause is not None:
+            traces = [replace(trace, infra_error=trace.infra_error or cause) for trace in traces]
         prompts = [tuple(self._renderer.prompt_ids(question.question)) for question in questions]
         filled = [self._filled(q, trace, answer=False) for q, trace in zip(questions, traces, strict=True)]
         endings: dict[int, tuple[tuple[int, ...], Turn]] = {}

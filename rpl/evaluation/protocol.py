@@ -1,7 +1,8 @@
-"""Running a system over questions: batch by batch, resumable, and stopped by any infrastructure error.
+"""Running a system over questions: batch by batch, resumable, and stopped by infrastructure errors.
 
 A file of records starts with one header line (`{"evaluation": {...}}`) that names the system, its settings and a hash
-of the questions; the records follow, one a line, in the order of the questions. A killed evaluation that is started
+of the questions; the records follow, one a line, in the order of the questions, and after each batch what became of its
+calls of retrieval (`{"retrieval": {...}}`). A killed evaluation that is started
 again answers only what is missing; a file of another evaluation is refused.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from rpl.evaluation.statistics import Estimate, McNemar, mcnemar_exact, paired_d
 from rpl.evaluation.system import System
 from rpl.files import append_jsonl, digest, read_appended, read_jsonl
 from rpl.progress import progress_bar
+from rpl.retrieval.counting import CallCounts
 from rpl.types import Question, Rollout, from_dict, to_dict
 
 
@@ -33,6 +35,7 @@ def evaluate(
     phase: str = "",
     settings: Mapping[str, Any] | None = None,
     batch: int = 64,
+    allow_void: bool = False,
 ) -> EvalResult:
     """Answers all questions with one system and scores them.
 
@@ -45,10 +48,12 @@ def evaluate(
         settings: What identifies the run beyond the system's own settings (checkpoint, corpus, budget); JSON values.
         batch: Questions between two writes. Batches are always cut at the same places, so that a resumed evaluation
             gives the same numbers as an uninterrupted one.
+        allow_void: Whether to go on where infrastructure failed a question, and to score the others. The result says
+            how many were left out (`EvalResult.num_void`, and `void` in its row).
 
     Raises:
-        RetrieverError: Retrieval or the sandbox failed on a question, retries included. No number is made of it;
-            finished batches stay in `out`.
+        RetrieverError: Retrieval or the sandbox failed on a question, retries included, and `allow_void` is off; or it
+            failed on all of several questions in a batch. No number is made of it; finished batches stay in `out`.
         CheckpointError: `out` belongs to another evaluation.
         DataError: There is no question, or an id stands twice.
     """
@@ -64,22 +69,28 @@ def evaluate(
         "num_questions": len(questions),
         "settings": all_settings,
     }
-    done = _resume(out, header)
+    done, counts = _resume(out, header)
+    if not allow_void:  # an earlier run was allowed to leave questions out; this one answers them
+        done = {name: item for name, item in done.items() if item.void is None}
     with progress_bar(len(questions), f"eval {system.name}", "q") if progress else nullcontext() as bar:
         for start in range(0, len(questions), batch):
             part = questions[start : start + batch]
             missing = [question for question in part if question.id not in done]
             if missing:
                 # the whole batch again, even where a torn write left some of it: sampling sees the same batch
-                fresh = _answer(system, part, finished=len(done), out=out)
+                before = system.retrieval
+                fresh = _answer(system, part, len(done), out, allow_void)
+                made = system.retrieval - before
+                counts += made
                 new = [item for item in fresh if item.question_id not in done]
                 if out is not None:
-                    append_jsonl(out, [to_dict(item) for item in new])
+                    asked = [{"retrieval": to_dict(made)}] if made != CallCounts() else []
+                    append_jsonl(out, [*map(to_dict, new), *asked])
                 done.update((item.question_id, item) for item in new)
             if bar is not None:
                 bar.update(len(part))
     records = tuple(done[question.id] for question in questions)
-    return EvalResult(system.name, records, phase, all_settings, out)
+    return EvalResult(system.name, records, phase, all_settings, out, counts)
 
 
 def load_result(path: Path) -> EvalResult:
@@ -92,18 +103,16 @@ def load_result(path: Path) -> EvalResult:
     if not lines or "evaluation" not in lines[0][1]:
         raise DataError(f"{path}: not a file of evaluation records (no header in line 1)")
     header = lines[0][1]["evaluation"]
-    records = []
-    for number, line in lines[1:]:
-        try:
-            records.append(from_dict(QuestionRecord, line))
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{path}:{number}: not an evaluation record: {error}") from error
+    try:
+        records, counts = _read_records(lines[1:])
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}:{error.args[-1]}: not an evaluation record: {error.args[0]}") from error
     if len(records) != header["num_questions"]:
         raise DataError(
             f"{path}: unfinished evaluation: {len(records)} of {header['num_questions']} questions; "
             "run the same evaluation again to finish it"
         )
-    return EvalResult(header["name"], tuple(records), header["phase"], header["settings"], path)
+    return EvalResult(header["name"], tuple(records.values()), header["phase"], header["settings"], path, counts)
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,7 @@ def best_k(
     phase: str = "",
     settings: Mapping[str, Any] | None = None,
     batch: int = 64,
+    allow_void: bool = False,
 ) -> BestK:
     """Evaluates a fixed program at several k and picks the k with the best EM; ties go to fewer printed tokens.
 
@@ -140,6 +150,7 @@ def best_k(
         phase: As for `evaluate`.
         settings: As for `evaluate`.
         batch: As for `evaluate`.
+        allow_void: As for `evaluate`.
 
     Raises:
         ConfigError: There is no candidate.
@@ -155,13 +166,15 @@ def best_k(
             phase=phase,
             settings=settings,
             batch=batch,
+            allow_void=allow_void,
         )
         for k in sorted(set(ks))
     }
 
     def merit(k: int) -> tuple[float, float, int]:
-        records = results[k].records
-        return (-sum(r.em for r in records), sum(r.printed_tokens for r in records), k)
+        records = [r for r in results[k].records if r.void is None]
+        n = max(1, len(records))
+        return (-sum(r.em for r in records) / n, sum(r.printed_tokens for r in records) / n, k)
 
     return BestK(min(results, key=merit), results)
 
@@ -196,7 +209,7 @@ class Comparison:
 
 
 def compare(result_a: EvalResult, result_b: EvalResult, metric: str = "em") -> Comparison:
-    """Compares two results question by question.
+    """Compares two results question by question; those that infrastructure failed in either are left out of both.
 
     Args:
         result_a: The system whose gain is asked for.
@@ -218,7 +231,8 @@ def compare(result_a: EvalResult, result_b: EvalResult, metric: str = "em") -> C
             f"one of them, for example {odd[0]!r}"
         )
     value = METRICS[metric].value
-    pairs = [(x, y) for i in a if (x := value(a[i])) is not None and (y := value(b[i])) is not None]
+    both = [i for i in a if a[i].void is None and b[i].void is None]
+    pairs = [(x, y) for i in both if (x := value(a[i])) is not None and (y := value(b[i])) is not None]
     if not pairs:
         raise DataError(f"{metric} cannot be compared: no question has known gold passages")
     left, right = [x for x, _ in pairs], [y for _, y in pairs]
@@ -235,24 +249,27 @@ def compare(result_a: EvalResult, result_b: EvalResult, metric: str = "em") -> C
     )
 
 
-def _answer(system: System, part: Sequence[Question], finished: int, out: Path | None) -> list[QuestionRecord]:
+def _answer(
+    system: System, part: Sequence[Question], finished: int, out: Path | None, allow_void: bool
+) -> list[QuestionRecord]:
     began = time.perf_counter()
     rollouts = system.answer(part)
     seconds = (time.perf_counter() - began) / len(part)
     if [rollout.question_id for rollout in rollouts] != [question.id for question in part]:
         raise ValueError(f"{system.name} must return one rollout a question, in order")
-    for rollout in rollouts:
-        _stop_on_infra_error(system, rollout, finished, out)
+    void = [rollout for rollout in rollouts if rollout.infra_error is not None]
+    if void and not (allow_void and len(void) < max(2, len(rollouts))):
+        _stop(system, void, finished, out)
     return [record(q, rollout, seconds) for q, rollout in zip(part, rollouts, strict=True)]
 
 
-def _stop_on_infra_error(system: System, rollout: Rollout, finished: int, out: Path | None) -> None:
-    if rollout.infra_error is None:
-        return
+def _stop(system: System, void: Sequence[Rollout], finished: int, out: Path | None) -> None:
     kept = f"; {finished} finished question(s) are kept in {out}, the same command goes on from there" if out else ""
+    others = f" and {len(void) - 1} more" if len(void) > 1 else ""
+    counts = f" ({system.retrieval})" if system.retrieval != CallCounts() else ""
     raise RetrieverError(
-        f"evaluation of {system.name} stopped: retrieval failed on question {rollout.question_id!r}: "
-        f"{rollout.infra_error}{kept}"
+        f"evaluation of {system.name} stopped: retrieval failed on question {void[0].question_id!r}{others}: "
+        f"{void[0].infra_error}{counts}{kept}"
     )
 
 
@@ -266,17 +283,33 @@ def _check_questions(questions: Sequence[Question]) -> None:
         seen.add(question.id)
 
 
-def _resume(out: Path | None, header: dict[str, Any]) -> dict[str, QuestionRecord]:
+def _resume(out: Path | None, header: dict[str, Any]) -> tuple[dict[str, QuestionRecord], CallCounts]:
     if out is None:
-        return {}
+        return {}, CallCounts()
     lines = read_appended(out)
     if not lines:
         append_jsonl(out, [{"evaluation": header}])
-        return {}
+        return {}, CallCounts()
     found = lines[0].get("evaluation")
     if found != header:
         theirs = found if isinstance(found, dict) else {}
         wrong = [key for key in header if theirs.get(key) != header[key]]
         detail = ", ".join(f"{key}: {theirs.get(key)!r} there, {header[key]!r} here" for key in wrong)
         raise CheckpointError(f"{out} belongs to another evaluation ({detail}); delete it or write to another file")
-    return {item.question_id: item for item in (from_dict(QuestionRecord, line) for line in lines[1:])}
+    return _read_records(enumerate(lines[1:], start=2))
+
+
+def _read_records(lines: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[dict[str, QuestionRecord], CallCounts]:
+    """Reads what follows the header; where a question stands twice, the later record counts."""
+    records: dict[str, QuestionRecord] = {}
+    counts = CallCounts()
+    for number, line in lines:
+        try:
+            if "retrieval" in line:
+                counts += from_dict(CallCounts, line["retrieval"])
+            else:
+                item = from_dict(QuestionRecord, line)
+                records[item.question_id] = item
+        except (KeyError, TypeError) as error:
+            raise type(error)(str(error), number) from error
+    return records, counts

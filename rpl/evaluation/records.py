@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rpl.answers import exact_match, token_f1
 from rpl.evaluation.evidence import evidence_scores
 from rpl.evaluation.statistics import NOTHING, Estimate, macro_mean_interval, mean_intervals, rate_interval
-from rpl.types import Question, Rollout
+from rpl.retrieval.counting import CallCounts
+from rpl.types import Question, Rollout, to_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class QuestionRecord:
     """Kinds of the errors that programs ended with, one a failed program."""
     seconds: float
     """Wall-clock time of the question's batch, shared evenly among its questions."""
+    void: str | None = None
+    """Why infrastructure failed the question, so that no metric counts it; `None` where it was answered or not."""
 
 
 def record(question: Question, rollout: Rollout, seconds: float) -> QuestionRecord:
@@ -59,7 +62,7 @@ def record(question: Question, rollout: Rollout, seconds: float) -> QuestionReco
 
     Args:
         question: The question with its accepted answers and gold ids.
-        rollout: What the system did; it must not carry an infrastructure error.
+        rollout: What the system did. One with an infrastructure error makes a void record.
         seconds: Its share of wall-clock time.
     """
     evidence = evidence_scores(rollout.printed_ids, question.gold_docs)
@@ -85,6 +88,7 @@ def record(question: Question, rollout: Rollout, seconds: float) -> QuestionReco
         programs=tuple(trace.source for trace in rollout.traces),
         error_kinds=tuple(trace.error.kind for trace in rollout.traces if trace.error is not None),
         seconds=seconds,
+        void=rollout.infra_error,
     )
 
 
@@ -127,7 +131,8 @@ METRICS: Mapping[str, Metric] = {
 
 
 def aggregate(records: Sequence[QuestionRecord]) -> dict[str, Estimate]:
-    """Returns every metric with its interval over the questions on which it can be measured."""
+    """Returns every metric with its interval over the questions on which it can be measured; void ones are left out."""
+    records = [r for r in records if r.void is None]
     out: dict[str, Estimate] = {}
     means: dict[tuple[int, ...], list[str]] = defaultdict(list)  # metrics over the same questions share resamples
     columns: dict[str, list[float]] = {}
@@ -159,11 +164,18 @@ class EvalResult:
     """What must be equal for two results to be comparable: k, budget, style, checkpoint, …"""
     path: Path | None = None
     """The file of records."""
+    retrieval: CallCounts = field(default_factory=CallCounts)
+    """Calls of retrieval that were attempted, and what became of them."""
 
     @property
     def label(self) -> str:
         """Name and phase, for tables and comparisons."""
         return f"{self.name} ({self.phase})" if self.phase else self.name
+
+    @property
+    def num_void(self) -> int:
+        """Questions that infrastructure failed and that no metric counts."""
+        return sum(item.void is not None for item in self.records)
 
     def metrics(self) -> dict[str, Estimate]:
         """Returns every metric over all questions."""
@@ -181,7 +193,7 @@ class EvalResult:
         groups: dict[str, list[float]] = defaultdict(list)
         for item in self.records:
             value = METRICS[metric].value(item)
-            if value is not None:
+            if value is not None and item.void is None:
                 groups[item.dataset].append(value)
         return macro_mean_interval(groups)
 
@@ -193,6 +205,8 @@ class EvalResult:
             "metrics": estimates_json(self.metrics()),
             "by_type": {name: estimates_json(values) for name, values in self.by("type").items()},
             "settings": dict(self.settings or {}),
+            "void": self.num_void,
+            "retrieval": {**to_dict(self.retrieval), "attempted": self.retrieval.attempted},
             "records": None if self.path is None else str(self.path),
         }
         if len({item.dataset for item in self.records}) > 1:

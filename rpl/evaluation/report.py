@@ -142,6 +142,8 @@ def _results_section(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         parts.append("Best k: the fixed program's best by EM, ties to fewer printed tokens. All tried k are listed.")
     parts += _warnings(rows)
     parts += ["### Cost and symptoms", main_table(rows, _COST_METRICS)]
+    if calls := _calls_table(rows):
+        parts += ["### Calls of retrieval", calls]
     if settings := _settings_table(rows):
         parts += ["### Settings", settings]
     return parts
@@ -152,6 +154,11 @@ def _warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     notes = []
     direct = [metric_of(row["metrics"], "em").mean for row in rows if row["name"] == "direct"]
     for row in rows:
+        if row.get("void"):
+            notes.append(
+                f"- **{row['name']}**: infrastructure failed {row['void']} question(s), and no score counts them. "
+                "Scores over fewer questions are not comparable with others."
+            )
         em, nothing = metric_of(row["metrics"], "em"), metric_of(row["metrics"], "printed_nothing")
         if row["name"] != "direct" and direct and em.n and em.mean <= max(direct):
             notes.append(f"- **{row_label(row)}** is not above direct answering in EM: check what it retrieves.")
@@ -159,6 +166,19 @@ def _warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             share = f"{nothing.mean:.0%}"
             notes.append(f"- **{row_label(row)}**: on {share} of the questions its programs printed no passage.")
     return ["\n".join(notes)] if notes else []
+
+
+def _calls_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Renders what became of the calls of retrieval, for the rows that made any."""
+    body = []
+    for row in rows:
+        calls = row.get("retrieval", {})
+        if calls.get("attempted"):
+            succeeded = calls["ok"] + calls["empty"]
+            numbers = (calls["attempted"], succeeded, calls["empty"], calls["failed"], calls["cached"])
+            body.append([row_label(row), *map(str, numbers)])
+    header = ["system", "attempted", "succeeded", "of them empty", "failed", "cached"]
+    return markdown_table(header, body) if body else ""
 
 
 def _settings_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -10,6 +10,8 @@ Layout::
         "by_dataset": {...}, "macro": {...},           # only where there are several data sets
         "settings": {"k": 3, "style": "compact", ...},
         "records": "eval/policy-rl.jsonl",             # relative to the run folder
+        "void": 0,                                     # questions that infrastructure failed and no metric counts
+        "retrieval": {"attempted": 812, "ok": 800, "empty": 12, "refused": 3, "failed": 0, "cached": 40},
         "best": true                                   # the fixed program's winning k; only there
       }],
       "comparisons": [{

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rpl.retrieval.counting import CallCounts
 from rpl.types import Question, Rollout
 
 
@@ -16,6 +17,11 @@ class System(ABC):
     """How tables call it."""
     settings: Mapping[str, Any]
     """What must be equal for two evaluations of it to be comparable; JSON values."""
+
+    @property
+    def retrieval(self) -> CallCounts:
+        """Calls of retrieval so far; zeros for a system without."""
+        return CallCounts()
 
     @abstractmethod
     def answer(self, questions: Sequence[Question]) -> list[Rollout]:

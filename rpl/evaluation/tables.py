@@ -46,8 +46,9 @@ def digits_of(metric: str) -> int:
 
 
 def row_label(row: Mapping[str, Any]) -> str:
-    """Returns what a row is called: its name and, in brackets, its phase."""
-    return f"{row['name']} ({row['phase']})" if row.get("phase") else str(row["name"])
+    """Returns what a row is called: its name, its phase in brackets, and how many questions it leaves out as void."""
+    label = f"{row['name']} ({row['phase']})" if row.get("phase") else str(row["name"])
+    return f"{label}, {row['void']} void" if row.get("void") else label
 
 
 def format_table(results: Mapping[str, Any]) -> str:

@@ -24,9 +24,11 @@ from rpl.modules.schedules import lr_factor
 from rpl.modules.scores import RolloutScores
 from rpl.modules.scoring import check_scorable, score_tokens
 from rpl.modules.sharding import full_model, gathered, is_sharded, shard
+from rpl.retrieval.counting import CallCounts
 from rpl.rollouts.health import InfraGuard
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming, run_rollouts
+from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming
 from rpl.rollouts.models import export_policy, load_policy
+from rpl.rollouts.recovery import run_with_retries
 from rpl.rollouts.renderer import Renderer
 from rpl.rollouts.sampler import Sampler
 from rpl.rollouts.seeds import derive_seed
@@ -67,7 +69,10 @@ class PolicyModule(LightningModule, ABC):
             `None` takes 3072 on a CPU and 16384 elsewhere.
         logprob_chunk_tokens: Tokens whose logits over the vocabulary exist at the same time.
         activation_checkpointing: Compute activations again in the backward pass: slower, much less memory.
-        max_void_rate: Tolerated share of rollouts that infrastructure may fail; significantly more stop the run.
+        max_void_rate: Tolerated share of training rollouts that infrastructure may fail for good, after retries and
+            pauses (`environment.health`); significantly more stop the run.
+        score_void: Whether validation and test scores may leave out questions that infrastructure failed, up to the
+            same rate. Otherwise one such question stops the run: a score over fewer questions is another score.
         seed: Names the sampling noise.
     """
 
@@ -94,6 +99,7 @@ class PolicyModule(LightningModule, ABC):
         logprob_chunk_tokens: int = 1024,
         activation_checkpointing: bool = False,
         max_void_rate: float = 0.005,
+        score_void: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -133,8 +139,10 @@ class PolicyModule(LightningModule, ABC):
         """Rollouts of the latest training iteration or evaluation batch on this rank, void ones included."""
         self.last_timing = RolloutTiming()
         """Where their time went, and for how many tokens."""
+        self.last_calls = CallCounts()
+        """Calls of retrieval that they made on this rank, and what became of them."""
         self.scores = RolloutScores()
-        self._guard, self._eval_guard = InfraGuard(max_void_rate), InfraGuard(max_void_rate)
+        self._guard, self._eval_guard = InfraGuard(max_void_rate), InfraGuard(max_void_rate if score_void else 0.0)
         self._given_executor: Executor | None = None
 
     @abstractmethod
@@ -312,9 +320,10 @@ class PolicyModule(LightningModule, ABC):
         failure, timing = None, RolloutTiming()
         rollouts: list[Rollout] = []
         valid: list[Rollout] = []
+        before = self.executor.counts
         with gathered(self.model) if sampler.runs_model else nullcontext():
             try:
-                rollouts = run_rollouts(
+                rollouts = run_with_retries(
                     requests,
                     renderer=self.renderer,
                     sampler=sampler,
@@ -328,6 +337,7 @@ class PolicyModule(LightningModule, ABC):
         if self.reduce_max(float(failure is not None)):
             raise failure or RetrieverError("retrieval failed on another rank; see its message")
         self.last_rollouts, self.last_timing = rollouts, timing
+        self.last_calls = self.executor.counts - before
         seconds = {"generate_s": timing.generate_s, "execute_s": timing.execute_s, "wait_s": timing.wait_s}
         return rollouts, valid, seconds | {"sync_s": sampler.last_sync_s}
 

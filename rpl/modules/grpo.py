@@ -248,6 +248,9 @@ class GRPOModule(TrainingModule):
         sums |= {f"reward_{name}": sum(r.terms[name] for r in rewards) for name in self.reward}
         sums |= {"em": sum(em), "kept": float(sum(s.kept for s in scored))} | _group_sums(totals, groups, em)
         sums |= _rollout_sums(rollouts, valid)
+        calls = self.last_calls
+        counts = {"calls": calls.attempted, "calls_empty": calls.empty, "calls_failed": calls.failed}
+        sums |= {name: float(count) for name, count in counts.items()}
         void = [ScoredRollout(r, None, {}, 0.0, 0.0, False) for r in rollouts if r.infra_error is not None]
         return scored + void, _summarise(self.reduce_sums(sums), self.reward)
 
@@ -378,6 +381,9 @@ def _summarise(sums: dict[str, float], reward: dict[str, float]) -> dict[str, fl
         "train/groups_all_right": sums["all_right"] / groups,
         "train/groups_all_wrong": sums["all_wrong"] / groups,
         "rollout/void_rate": 1.0 - sums["valid"] / max(1.0, sums["rollouts"]),
+        "rollout/retrieval_calls": sums["calls"],
+        "rollout/retrieval_empty_rate": sums["calls_empty"] / max(1.0, sums["calls"]),
+        "rollout/retrieval_failed_rate": sums["calls_failed"] / max(1.0, sums["calls"]),
         "rollout/program_error_rate": sums["errors"] / programs,
         "rollout/timeout_rate": sums["timeouts"] / programs,
         "rollout/invalid_rate": sums["invalid"] / valid,

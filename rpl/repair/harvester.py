@@ -63,7 +63,7 @@ class Harvester:
         self._renderer, self._sampler, self._config = renderer, sampler, config
         self._executor, library = environment.executor, environment.library
         self._without = {"dense", "rerank"} - set(library.primitives)
-        self._verifier = GoldVerifier(library.corpus.get)
+        self._verifier = GoldVerifier(library.passage)
         self._model_name, self._written = model_name, written
         self._seed_program = parse(config.seed_program)
         limit = min(config.repair.max_printed_tokens, environment.config.limits.printed_tokens)

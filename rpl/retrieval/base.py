@@ -16,6 +16,9 @@ class Retriever(ABC):
 
     name: str
     """The primitive it serves: `bm25` or `dense`."""
+    gather: bool = False
+    """Whether a library gathers concurrent searches into one: where many queries at once cost less than one by one, and
+    where only one thread may use the backend."""
 
     @abstractmethod
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -27,7 +30,7 @@ class Retriever(ABC):
 
         Returns:
             One list a query, best first: `rank` counts from 0, scores do not increase, ties are in corpus order,
-            no id repeats. Fewer than `k` (even none) where fewer match.
+            no id repeats. Fewer than `k` (even none) where fewer match. A shorter list is the start of a longer one.
 
         Raises:
             RetrieverError: The backend failed. A backend never returns an empty list in place of a failure.

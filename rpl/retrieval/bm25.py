@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from rpl.errors import DataError, MissingDependencyError, RetrieverError
 from rpl.progress import progress_bar
 from rpl.retrieval.base import Retriever
 from rpl.retrieval.corpus import REBUILD, Corpus
+from rpl.retrieval.engines import Analysis, KeywordEngine
 from rpl.retrieval.tokens import Tokenizer
 from rpl.types import Passage
 
@@ -89,6 +91,22 @@ class BM25Retriever(Retriever):
         scores = self._index.get_scores_from_ids(numbers)
         best = top_k(scores, np.flatnonzero(scores > 0), k)
         return [self.corpus.passage(int(p), float(scores[p]), rank) for rank, p in enumerate(best)]
+
+
+@dataclass(frozen=True)
+class BM25S(KeywordEngine):
+    """bm25s: pure Python and numpy, files mapped from disk; the default."""
+
+    subfolder: ClassVar[str | None] = "bm25"
+
+    def build(self, corpus: Corpus, folder: Path, analysis: Analysis) -> None:
+        """Writes the index; see `KeywordEngine.build`."""
+        tokenizer = Tokenizer(analysis.stemmer, analysis.stop_words)
+        BM25Retriever.build(corpus, tokenizer, analysis.k1, analysis.b).save(folder)
+
+    def load(self, corpus: Corpus, folder: Path, analysis: Analysis) -> BM25Retriever:
+        """Maps the index; see `KeywordEngine.load`."""
+        return BM25Retriever.load(folder, corpus, Tokenizer(analysis.stemmer, analysis.stop_words))
 
 
 def top_k(scores: NDArray[Any], candidates: NDArray[np.int64], k: int) -> NDArray[np.int64]:

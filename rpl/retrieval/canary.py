@@ -53,11 +53,27 @@ def probe(search: Callable[[Sequence[str], int], list[list[Passage]]], corpus: C
         search: `Retriever.search`.
         corpus: The passages it should know.
     """
+    return probe_passages(search, canary_sample(corpus))
+
+
+def canary_sample(corpus: Corpus) -> list[Passage]:
+    """Returns the passages that are tried, evenly spread over a corpus."""
     step = max(1, len(corpus) // CANARIES)
-    canaries = [corpus.passage(position) for position in range(0, len(corpus), step)][:CANARIES]
+    return [corpus.passage(position) for position in range(0, len(corpus), step)][:CANARIES]
+
+
+def probe_passages(
+    search: Callable[[Sequence[str], int], Sequence[Sequence[Passage]]], canaries: Sequence[Passage]
+) -> CanaryReport:
+    """Asks a backend for given passages by their own title and text.
+
+    Args:
+        search: `Retriever.search`.
+        canaries: Passages it should know.
+    """
     results = search([canary_query(p) for p in canaries], DEPTH)
     # Copies of a passage under other ids answer as well as the passage itself.
-    found = sum(any(_same(hit, p) for hit in hits) for p, hits in zip(canaries, results, strict=True))
+    found = sum(found_itself(hits, p) for p, hits in zip(canaries, results, strict=True))
     distinct = len({(p.title, p.text) for p in canaries})
     firsts = {hits[0].id if hits else None for hits in results}
     return CanaryReport(len(canaries), found, same_answer=distinct > 2 and len(firsts) == 1)
@@ -81,5 +97,6 @@ def canary_query(passage: Passage) -> str:
     return " ".join(f"{passage.title} {passage.text}".split()[:_WORDS])[:_CHARS]
 
 
-def _same(hit: Passage, passage: Passage) -> bool:
-    return hit.id == passage.id or (hit.title, hit.text) == (passage.title, passage.text)
+def found_itself(hits: Sequence[Passage], passage: Passage) -> bool:
+    """Tells whether a passage, or a copy of it under another id, is among results."""
+    return any(hit.id == passage.id or (hit.title, hit.text) == (passage.title, passage.text) for hit in hits)

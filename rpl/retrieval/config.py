@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rpl.errors import ConfigError
+from rpl.retrieval.engines import (
+    DENSE_INDEXES,
+    KEYWORD_ENGINES,
+    Analysis,
+    DenseIndex,
+    KeywordEngine,
+    RerankEngine,
+    check_name,
+)
+from rpl.retrieval.serving.config import RemoteConfig
 
 
 @dataclass(frozen=True)
@@ -13,11 +23,13 @@ class LibraryConfig:
     """What a program can search, and how."""
 
     corpus: str = "atlas"
-    """`atlas`, `atlas-mini`, a corpus file (`.jsonl` or `.jsonl.gz`) or an index folder made by `rpl index`."""
+    """`atlas`, `atlas-mini`, a corpus file (`.jsonl` or `.jsonl.gz`), an index folder made by `rpl index`, or the
+    URL of a retrieval server."""
     index_dir: str | None = None
     """Where the index of a corpus file is kept; `None` keeps it in the cache folder, keyed by content and settings."""
-    bm25: Literal["bm25s", "memory", "lucene"] = "bm25s"
-    """Backend of keyword search: bm25s (default), an exact slow reference in memory, or Lucene through pyserini."""
+    bm25: KeywordEngine | str = "bm25s"
+    """Engine of keyword search: `bm25s`, `lucene` (through pyserini), `milvus`, `memory` (an exact, slow reference), or
+    a `class_path`."""
     bm25_k1: float = 0.9
     """Term-frequency saturation, at least 0 (0.9 as in Pyserini)."""
     bm25_b: float = 0.4
@@ -43,18 +55,34 @@ class LibraryConfig:
     similarities by about 1e-4."""
     device: str = "auto"
     """Where encoder and cross-encoder run: `auto`, `cpu`, `cuda`, `cuda:1`, …"""
-    reranker: str | None = None
-    """`late-interaction` (token-level, with the encoder), a cross-encoder (local folder or hub name) or `none`.
-    `None` means late interaction where `dense` is on, and no reranker otherwise."""
+    reranker: RerankEngine | str | None = None
+    """`late-interaction` (token-level, with the encoder), a cross-encoder (local folder or hub name), `none`, or a
+    `class_path` (`rpl.retrieval.yes_no.YesNo` for Qwen3-Reranker). `None` means late interaction where `dense` is on,
+    and no reranker otherwise."""
     rerank_cache_mb: int = 256
     """Memory for token embeddings of passages that late interaction has seen, in MiB."""
     cache_size: int = 50_000
     """Results kept for repeated calls; 0 turns the cache off."""
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
+    """How the server is asked where `corpus` is a URL; no other setting but `cache_size` counts then."""
+    dense_index: DenseIndex | str | None = None
+    """Index of dense search: `flat` (exact; what `None` means), `sq8`, `fp16`, `hnsw`, `ivfpq`, `milvus`, or a
+    `class_path`."""
+    encoder_pooling: Literal["mean", "cls", "last"] | None = None
+    """How token vectors become one; `None` takes what the model's own settings or the table of known encoders say."""
+    encoder_max_tokens: int | None = None
+    """Tokens of a text that the encoder reads; `None` takes the model's own limit."""
 
     def __post_init__(self) -> None:
         if not self.corpus:
             raise ConfigError("library.corpus is empty; give atlas, atlas-mini, a .jsonl file or an index folder")
-        _one_of("bm25", self.bm25, ("bm25s", "memory", "lucene"))
+        check_name("bm25", self.bm25, KeywordEngine, KEYWORD_ENGINES)
+        if isinstance(self.reranker, str) and "class_path" in self.reranker:
+            check_name("reranker", self.reranker, RerankEngine, {})
+        if self.dense_index is not None:
+            check_name("dense_index", self.dense_index, DenseIndex, DENSE_INDEXES)
+        if self.encoder_pooling is not None:
+            _one_of("encoder_pooling", self.encoder_pooling, ("mean", "cls", "last"))
         _one_of("embedding_dtype", self.embedding_dtype, ("float32", "float16"))
         if not self.bm25_k1 >= 0:
             raise ConfigError(f"library.bm25_k1 must be at least 0, got {self.bm25_k1}")
@@ -63,17 +91,20 @@ class LibraryConfig:
         if not self.encoder:
             raise ConfigError("library.encoder is empty; give a local folder, a hub name or `hash`")
         _one_of("encoder_precision", self.encoder_precision, ("float32", "bfloat16"))
-        for name, least in (("encoder_batch_size", 1), ("rerank_cache_mb", 0), ("cache_size", 0)):
+        for name, least in (
+            ("encoder_batch_size", 1),
+            ("encoder_max_tokens", 1),
+            ("rerank_cache_mb", 0),
+            ("cache_size", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"library.{name} must be at least {least}, got {getattr(self, name)}")
 
     @property
-    def reranker_kind(self) -> str:
-        """`none`, `late-interaction`, or the name of a cross-encoder."""
-        if self.reranker is None:
-            return "late-interaction" if self.dense else "none"
-        return self.reranker
+    def analysis(self) -> Analysis:
+        """Tokens and weights of keyword search."""
+        return Analysis(self.bm25_k1, self.bm25_b, self.stemmer, self.stop_words)
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:

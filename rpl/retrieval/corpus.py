@@ -107,7 +107,7 @@ def read_corpus(path: str | Path) -> Corpus:
             if id_ in lines:
                 raise DataError(f"{where}: id {id_!r} was already used in line {lines[id_]}; ids must be unique")
             lines[id_] = number
-            title, text = _title_and_text(record, where)
+            title, text = title_and_text(record, where)
             ids.append(id_)
             titles.append(title)
             texts.append(text)
@@ -155,7 +155,12 @@ def is_encodable(text: str) -> bool:
     return True
 
 
-def _title_and_text(record: dict[str, Any], where: str) -> tuple[str, str]:
+def title_and_text(record: dict[str, Any], where: str) -> tuple[str, str]:
+    """Returns title and text of a record in either form of a corpus file.
+
+    Raises:
+        DataError: A field is missing, empty or of another type.
+    """
     if "contents" not in record or "text" in record:
         return text_field(record, "title", where, allow_empty=True), text_field(record, "text", where)
     head, separator, text = text_field(record, "contents", where).partition("\n")

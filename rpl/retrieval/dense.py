@@ -1,8 +1,7 @@
-"""Dense search: exact inner product over unit vectors, with faiss."""
+"""Dense search: encode the query, ask a vector index, and put what it finds in an order that nothing else decides."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,11 +9,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rpl.errors import DataError, MissingDependencyError, RetrieverError
+from rpl.errors import DataError, RetrieverError
 from rpl.progress import progress_bar
 from rpl.retrieval.base import Retriever
 from rpl.retrieval.corpus import REBUILD, Corpus
 from rpl.retrieval.encoders import Encoder
+from rpl.retrieval.engines import VectorIndex
 from rpl.types import Passage
 
 SCORE_DECIMALS = 5
@@ -29,54 +29,69 @@ class DenseRetriever(Retriever):
     """Nearest neighbours in the embedding space. All work happens under the encoder's lock.
 
     Args:
-        corpus: The passages, in the order of the embeddings.
-        encoder: Encodes queries; must be the one the embeddings come from.
-        embeddings: Unit vectors, float32 or float16, of shape (passages, dim).
+        corpus: The passages, in the order of the index.
+        encoder: Encodes queries; must be the one the indexed vectors come from.
+        index: One vector a passage.
 
     Raises:
         DataError: The shapes do not fit together.
-        MissingDependencyError: faiss is not installed.
     """
 
     name = "dense"
+    gather = True
 
-    def __init__(self, corpus: Corpus, encoder: Encoder, embeddings: NDArray[Any]) -> None:
-        if embeddings.shape != (len(corpus), encoder.dim):
+    def __init__(self, corpus: Corpus, encoder: Encoder, index: VectorIndex) -> None:
+        if (index.size, index.dim) != (len(corpus), encoder.dim):
             raise DataError(
-                f"embeddings have shape {embeddings.shape}; {len(corpus)} passages and encoder {encoder.name!r} "
-                f"need ({len(corpus)}, {encoder.dim})"
+                f"the dense index has shape {(index.size, index.dim)}; {len(corpus)} passages and encoder "
+                f"{encoder.name!r} need ({len(corpus)}, {encoder.dim})"
             )
         self.corpus = corpus
         self.encoder = encoder
-        self._index = _flat_index(embeddings)
+        self.index = index
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Returns the nearest passages, best first; see `Retriever.search`. The score is the cosine similarity."""
+        """Returns the nearest passages, best first, with one call of encoder and index; see `Retriever.search`.
+
+        The score is the cosine similarity.
+        """
         if not queries:
             return []
         try:
             with self.encoder.lock:
-                vectors = self.encoder.encode(queries, "query")
-                return [self._nearest(vector[None], min(k, len(self.corpus))) for vector in vectors]
+                found = self._nearest(self.encoder.encode(queries, "query"), min(k, len(self.corpus)))
         except RetrieverError:
             raise
         except Exception as error:
             raise RetrieverError(f"dense search failed: {type(error).__name__}: {error}") from error
+        return [[self.corpus.passage(place, score, rank) for rank, (score, place) in enumerate(hits)] for hits in found]
 
-    def _nearest(self, vector: NDArray[np.float32], k: int) -> list[Passage]:
-        total = len(self.corpus)
-        fetch = min(k + _SPARE, total)
-        while True:
-            scores, places = self._index.search(np.ascontiguousarray(vector, dtype=np.float32), fetch)
-            rounded = np.round(scores[0].astype(np.float64), SCORE_DECIMALS)
-            # A tie at the k-th place that runs to the end of what was fetched may hide passages earlier in the corpus.
-            if fetch == total or rounded[-1] < rounded[k - 1]:
-                break
-            fetch = min(2 * fetch, total)
-        order = np.lexsort((places[0], -rounded))[:k]
-        return [
-            self.corpus.passage(int(places[0][i]), float(rounded[i]), rank) for rank, i in enumerate(order.tolist())
-        ]
+    def close(self) -> None:
+        """Frees the index."""
+        self.index.close()
+
+    def _nearest(self, vectors: NDArray[np.float32], k: int) -> list[list[tuple[float, int]]]:
+        """Returns (score, place) of the `k` best a query, ties in corpus order."""
+        total = self.index.size
+        found: list[list[tuple[float, int]]] = [[] for _ in vectors]
+        open_ = list(range(len(vectors)))
+        fetch = min(self.index.candidates or k + _SPARE, total)
+        while open_:
+            scores, places = self.index.search(vectors[open_], fetch)
+            rounded = np.round(scores.astype(np.float64), SCORE_DECIMALS)
+            undecided = []
+            for row, number in enumerate(open_):
+                exact = self.index.candidates is None
+                # A tie at the k-th place that runs to the end of what was fetched may hide passages earlier in the
+                # corpus.
+                if exact and fetch < total and not rounded[row, -1] < rounded[row, k - 1]:
+                    undecided.append(number)
+                    continue
+                order = np.lexsort((places[row], -rounded[row]))
+                order = order[places[row][order] >= 0][:k]
+                found[number] = [(float(rounded[row, i]), int(places[row, i])) for i in order]
+            open_, fetch = undecided, min(2 * fetch, total)
+        return found
 
 
 def embed_corpus(corpus: Corpus, encoder: Encoder, path: Path, dtype: Literal["float32", "float16"]) -> None:
@@ -100,21 +115,3 @@ def load_embeddings(path: Path) -> NDArray[Any]:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: the embeddings cannot be read ({error}); {REBUILD}") from error
-
-
-def _flat_index(embeddings: NDArray[Any]) -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise MissingDependencyError("dense search needs faiss: pip install faiss-cpu") from error
-    if sys.platform == "darwin":
-        # Two OpenMP runtimes (torch's and faiss's) in one process crash on macOS when both run threads.
-        faiss.omp_set_num_threads(1)
-    dim = embeddings.shape[1]
-    if embeddings.dtype == np.float16:
-        index: Any = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
-    else:
-        index = faiss.IndexFlatIP(dim)
-    for start in range(0, len(embeddings), 65_536):
-        index.add(np.ascontiguousarray(embeddings[start : start + 65_536], dtype=np.float32))
-    return index

@@ -7,7 +7,6 @@ under concurrent use, and one query at a time also keeps results independent of 
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from rpl.errors import ConfigError, MissingDependencyError, RetrieverError
 from rpl.files import digest
 from rpl.retrieval.hub import resolve_model_folder, weight_files
+from rpl.retrieval.known_encoders import MODULES_FILE, default_pooling, default_prefixes
 from rpl.retrieval.tokens import Tokenizer
 
 Array = NDArray[np.float32]
@@ -28,16 +28,6 @@ Kind = Literal["query", "passage"]
 
 HASH_ENCODER = "hash"
 """The name of `HashEncoder` in `library.encoder`."""
-
-_SEARCH = "Represent this sentence for searching relevant passages: "
-PREFIXES: tuple[tuple[str, str, str], ...] = (
-    (r"(^|[/_-])(multilingual-)?e5-(small|base|large)(?!.*instruct)", "query: ", "passage: "),
-    (r"(^|[/_-])bge-(small|base|large)-en", _SEARCH, ""),
-    (r"(^|[/_-])mxbai-embed-", _SEARCH, ""),
-    (r"(^|[/_-])snowflake-arctic-embed-(xs|s|m|l)(-v1\.5)?$", _SEARCH, ""),
-    (r"(^|[/_-])nomic-embed-text", "search_query: ", "search_document: "),
-)
-"""Known encoders that want prefixes: pattern of the name, query prefix, passage prefix; from their model cards."""
 
 
 class Encoder(ABC):
@@ -80,9 +70,12 @@ class SentenceEncoder(Encoder):
         device: `auto` or a torch device.
         batch_size: Texts encoded at once; `None` means 16 on a CPU and 128 on a GPU.
         precision: `float32` or `bfloat16` arithmetic; vectors are float32 in either case.
+        pooling: `mean`, `cls` or `last`; `None` takes what the folder says, or else `default_pooling`.
+        max_tokens: Tokens of a text that are read; `None` takes the model's own limit.
 
     Raises:
-        ConfigError: The folder cannot be loaded as a sentence encoder, or the device does not exist.
+        ConfigError: The folder cannot be loaded as a sentence encoder, the device does not exist, or the model cannot
+            read that many tokens.
         MissingDependencyError: sentence-transformers is not installed.
     """
 
@@ -95,11 +88,18 @@ class SentenceEncoder(Encoder):
         device: str = "auto",
         batch_size: int | None = None,
         precision: str = "float32",
+        pooling: str | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.precision = precision
         model = load_sentence_model("SentenceTransformer", folder, "library.encoder", device)
+        bare = not (folder / MODULES_FILE).is_file()
+        if pooling is None and bare:
+            pooling = default_pooling(name)
+        _set_pooling(model, pooling)
+        _set_max_tokens(model, max_tokens)
         self.batch_size = batch_size or default_batch_size(model)
         self._model = model
         self.dim = int(model.get_embedding_dimension())
@@ -108,7 +108,10 @@ class SentenceEncoder(Encoder):
             "query": default[0] if query_prefix is None else query_prefix,
             "passage": default[1] if passage_prefix is None else passage_prefix,
         }
-        self.fingerprint = digest(model_fingerprint(folder), self.prefixes["passage"])
+        # The mean is what sentence-transformers takes for a folder that does not say it.
+        changes = {"pooling": None if bare and pooling == "mean" else pooling, "max_tokens": max_tokens}
+        changed = [f"{key}={value}" for key, value in changes.items() if value]
+        self.fingerprint = digest(model_fingerprint(folder), self.prefixes["passage"], *changed)
 
     def encode(self, texts: Sequence[str], kind: Kind, on_batch: Callable[[int], None] | None = None) -> Array:
         """Returns one unit vector a text; see `Encoder.encode`."""
@@ -191,26 +194,6 @@ def resolve_encoder(name: str) -> str:
     return name if name == HASH_ENCODER else str(resolve_model_folder(name, "library.encoder"))
 
 
-def default_prefixes(name: str, prompts: dict[str, str]) -> tuple[str, str]:
-    """Returns the query and passage prefix of a model.
-
-    Args:
-        name: Folder or hub name; a local folder counts by its last part.
-        prompts: What the model's own settings say; wins where it says anything.
-
-    >>> default_prefixes("intfloat/e5-base-v2", {})
-    ('query: ', 'passage: ')
-    """
-    query = prompts.get("query") or ""
-    passage = prompts.get("passage") or prompts.get("document") or ""
-    if query or passage:
-        return query, passage
-    for pattern, query, passage in PREFIXES:
-        if re.search(pattern, name.rstrip("/").lower()):
-            return query, passage
-    return "", ""
-
-
 def model_fingerprint(folder: Path) -> str:
     """Returns a hash that changes when a model's weights do: names, sizes, and both ends of each weight file."""
     parts: list[str | bytes] = []
@@ -262,6 +245,29 @@ def mixed_precision(model: Any, precision: str) -> AbstractContextManager[Any]:
     import torch
 
     return torch.autocast(model.device.type, dtype=torch.bfloat16)
+
+
+def _set_pooling(model: Any, pooling: str | None) -> None:
+    """Replaces a model's pooling; the layer keeps its other settings."""
+    if pooling is None:
+        return
+    places = [number for number, module in enumerate(model) if type(module).__name__ == "Pooling"]
+    if len(places) != 1:
+        raise ConfigError(f"library.encoder_pooling: this encoder has {len(places)} pooling layers; leave it out")
+    old = model[places[0]]
+    mode = {"last": "lasttoken"}.get(pooling, pooling)
+    # The dimension goes by position: its name has changed between versions.
+    dim = model[0].get_embedding_dimension()
+    model[places[0]] = type(old)(dim, pooling_mode=mode, include_prompt=old.include_prompt)
+
+
+def _set_max_tokens(model: Any, max_tokens: int | None) -> None:
+    if max_tokens is None:
+        return
+    limit = getattr(model[0].auto_model.config, "max_position_embeddings", None)
+    if limit is not None and max_tokens > limit:
+        raise ConfigError(f"library.encoder_max_tokens: this encoder reads at most {limit} tokens, got {max_tokens}")
+    model.max_seq_length = max_tokens
 
 
 def _unit(vectors: Array) -> Array:

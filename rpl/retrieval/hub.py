@@ -24,6 +24,8 @@ SHORT_NAMES = {
     "e5-small-v2": "intfloat/e5-small-v2",
     "bge-small-en-v1.5": "BAAI/bge-small-en-v1.5",
     "bge-base-en-v1.5": "BAAI/bge-base-en-v1.5",
+    "Qwen3-Embedding-0.6B": "Qwen/Qwen3-Embedding-0.6B",
+    "Qwen3-Reranker-0.6B": "Qwen/Qwen3-Reranker-0.6B",
     "ms-marco-MiniLM-L12-v2": "cross-encoder/ms-marco-MiniLM-L12-v2",
     "bge-reranker-v2-m3": "BAAI/bge-reranker-v2-m3",
 }

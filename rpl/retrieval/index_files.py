@@ -1,7 +1,7 @@
 """Index folders: built once under a temporary name, tested, renamed into place, and checked at every load.
 
-A folder holds `corpus.jsonl`, the keyword index in `bm25/` (or `lucene/`), `embeddings.npy` where dense search is on,
-and `manifest.json`.
+A folder holds `corpus.jsonl`, the keyword index in `bm25/` (or `lucene/`, `milvus/`), where dense search is on
+`embeddings.npy` and what its index needs besides them in `dense/`, and `manifest.json`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rpl.retrieval.canary import probe, require_sound
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus import REBUILD, Corpus, read_corpus
 from rpl.retrieval.encoders import HASH_ENCODER, Encoder, HashEncoder, SentenceEncoder, resolve_encoder
+from rpl.retrieval.engines import dense_index, keyword_engine
 from rpl.retrieval.locking import folder_lock
 from rpl.retrieval.manifest import (
     FORMAT,
@@ -34,6 +35,7 @@ from rpl.retrieval.tokens import TOKENIZER_VERSION, Tokenizer
 
 CORPUS_FILE = "corpus.jsonl"
 EMBEDDINGS_FILE = "embeddings.npy"
+DENSE_FOLDER = "dense"
 
 Say = Callable[[str], None]
 
@@ -67,6 +69,8 @@ def load_encoder(config: LibraryConfig) -> Encoder:
         config.device,
         config.encoder_batch_size,
         config.encoder_precision,
+        config.encoder_pooling,
+        config.encoder_max_tokens,
     )
 
 
@@ -141,7 +145,7 @@ def load_index(
         return LoadedIndex(config, corpus, bm25, None, encoder)
     encoder = encoder or load_encoder(config)
     _check_encoder(encoder, manifest, folder)
-    dense = _load_dense(folder, corpus, encoder)
+    dense = _load_dense(folder, config, corpus, encoder)
     require_sound("dense", probe(dense.search, corpus))
     return LoadedIndex(config, corpus, bm25, dense, encoder)
 
@@ -178,13 +182,11 @@ def _build(corpus: Corpus, folder: Path, config: LibraryConfig, encoder: Encoder
     try:
         records = ({"id": p.id, "title": p.title, "text": p.text} for p in corpus)
         write_jsonl(work / CORPUS_FILE, records)
-        _build_keyword(work, config, corpus, tokenizer)
-        require_sound("keyword", probe(_load_keyword(work, config, corpus).search, corpus))
+        _build_keyword(work, config, corpus)
+        _test("keyword", _load_keyword(work, config, corpus), corpus)
         if encoder is not None:
-            from rpl.retrieval.dense import embed_corpus
-
-            embed_corpus(corpus, encoder, work / EMBEDDINGS_FILE, config.embedding_dtype)
-            require_sound("dense", probe(_load_dense(work, corpus, encoder).search, corpus))
+            _build_dense(work, config, corpus, encoder)
+            _test("dense", _load_dense(work, config, corpus, encoder), corpus)
         manifest = Manifest(
             format=FORMAT,
             tokenizer=TOKENIZER_VERSION,
@@ -205,6 +207,16 @@ def _build(corpus: Corpus, folder: Path, config: LibraryConfig, encoder: Encoder
     say(f"index ready: {folder}")
 
 
+def _test(name: str, retriever: Retriever, corpus: Corpus) -> None:
+    """Asks a fresh index its canary questions, and closes it, because its folder is about to get another name."""
+    try:
+        require_sound(name, probe(retriever.search, corpus))
+    finally:
+        close = getattr(retriever, "close", None)
+        if close is not None:
+            close()
+
+
 def _move_into_place(work: Path, folder: Path) -> None:
     old = None
     if is_index_folder(folder):
@@ -215,36 +227,32 @@ def _move_into_place(work: Path, folder: Path) -> None:
         shutil.rmtree(old)
 
 
-def _build_keyword(folder: Path, config: LibraryConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    if config.bm25 == "bm25s":
-        from rpl.retrieval.bm25 import BM25Retriever
-
-        BM25Retriever.build(corpus, tokenizer, config.bm25_k1, config.bm25_b).save(folder / "bm25")
-    elif config.bm25 == "lucene":
-        from rpl.retrieval.lucene import build_lucene
-
-        build_lucene(corpus, folder / "lucene", config.stemmer, config.stop_words)
+def _build_keyword(folder: Path, config: LibraryConfig, corpus: Corpus) -> None:
+    engine = keyword_engine(config)
+    engine.build(corpus, folder / (engine.subfolder or "."), config.analysis)
 
 
 def _load_keyword(folder: Path, config: LibraryConfig, corpus: Corpus) -> Retriever:
-    if config.bm25 == "lucene":
-        from rpl.retrieval.lucene import LuceneRetriever
-
-        return LuceneRetriever(folder / "lucene", corpus, config.bm25_k1, config.bm25_b)
-    tokenizer = Tokenizer(config.stemmer, config.stop_words)
-    if config.bm25 == "memory":
-        from rpl.retrieval.memory import MemoryBM25
-
-        return MemoryBM25(corpus, tokenizer, config.bm25_k1, config.bm25_b)
-    from rpl.retrieval.bm25 import BM25Retriever
-
-    return BM25Retriever.load(folder / "bm25", corpus, tokenizer)
+    engine = keyword_engine(config)
+    return engine.load(corpus, folder / (engine.subfolder or "."), config.analysis)
 
 
-def _load_dense(folder: Path, corpus: Corpus, encoder: Encoder) -> Retriever:
+def _build_dense(folder: Path, config: LibraryConfig, corpus: Corpus, encoder: Encoder) -> None:
+    from rpl.retrieval.dense import embed_corpus, load_embeddings
+
+    embed_corpus(corpus, encoder, folder / EMBEDDINGS_FILE, config.embedding_dtype)
+    inner = folder / DENSE_FOLDER
+    inner.mkdir()
+    dense_index(config).build(load_embeddings(folder / EMBEDDINGS_FILE), inner)
+    if not any(inner.iterdir()):
+        inner.rmdir()
+
+
+def _load_dense(folder: Path, config: LibraryConfig, corpus: Corpus, encoder: Encoder) -> Retriever:
     from rpl.retrieval.dense import DenseRetriever, load_embeddings
 
-    return DenseRetriever(corpus, encoder, load_embeddings(folder / EMBEDDINGS_FILE))
+    index = dense_index(config).load(load_embeddings(folder / EMBEDDINGS_FILE), folder / DENSE_FOLDER)
+    return DenseRetriever(corpus, encoder, index)
 
 
 def _check_encoder(encoder: Encoder, manifest: Manifest, folder: Path) -> None:

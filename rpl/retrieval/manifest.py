@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,17 @@ from rpl.errors import ConfigError, DataError
 from rpl.files import write_json
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus import REBUILD
+from rpl.retrieval.engines import (
+    DENSE_INDEXES,
+    KEYWORD_ENGINES,
+    DenseIndex,
+    KeywordEngine,
+    dense_index,
+    describe,
+    keyword_engine,
+    make,
+)
+from rpl.retrieval.milvus import LIVE_FOLDER
 from rpl.retrieval.tokens import TOKENIZER_VERSION
 
 MANIFEST = "manifest.json"
@@ -20,8 +31,10 @@ FORMAT = 1
 """Goes up when an older index folder can no longer be read."""
 
 _KEYWORD = ("bm25", "bm25_k1", "bm25_b", "stemmer", "stop_words")
-_DENSE = ("encoder", "passage_prefix", "embedding_dtype")
-_PACKAGES = ("rpl", "bm25s", "PyStemmer", "numpy", "faiss-cpu", "sentence-transformers", "pyserini")
+_DENSE = ("encoder", "passage_prefix", "embedding_dtype", "dense_index", "encoder_pooling", "encoder_max_tokens")
+_ADDED = {"dense_index": "flat", "encoder_pooling": None, "encoder_max_tokens": None}
+"""Settings that older manifests do not name, with what they were; left out where they still are."""
+_PACKAGES = ("rpl", "bm25s", "PyStemmer", "numpy", "faiss-cpu", "sentence-transformers", "pyserini", "pymilvus")
 _HASHED_BYTES = 64 * 1024 * 1024
 
 
@@ -46,9 +59,9 @@ class Manifest:
 
 
 def index_settings(config: LibraryConfig) -> dict[str, Any]:
-    """Returns the settings that decide what is in an index."""
-    names = _KEYWORD + (_DENSE if config.dense else ())
-    return {name: getattr(config, name) for name in names}
+    """Returns the settings that decide what is in an index, as JSON values."""
+    values = {name: _value(config, name) for name in _KEYWORD + (_DENSE if config.dense else ())}
+    return {name: value for name, value in values.items() if name not in _ADDED or value != _ADDED[name]}
 
 
 def reconcile(config: LibraryConfig, manifest: Manifest, folder: Path) -> LibraryConfig:
@@ -64,26 +77,40 @@ def reconcile(config: LibraryConfig, manifest: Manifest, folder: Path) -> Librar
         raise ConfigError(
             f"library.dense is true but the index {folder} holds no embeddings; build it with dense: true"
         )
-    defaults = {f.name: f.default for f in fields(LibraryConfig)}
+    default = LibraryConfig()
     adopted: dict[str, Any] = {}
-    for name, built in manifest.settings.items():
-        wanted = getattr(config, name)
-        if wanted == built or (name == "encoder" and wanted != defaults[name]):
+    for name, built in {**_ADDED, **manifest.settings}.items():
+        wanted = _value(config, name)
+        if wanted == built or (name == "encoder" and wanted != default.encoder):
             continue
         if name in _DENSE and not config.dense:
             continue
-        if wanted != defaults[name]:
+        if wanted != _value(default, name):
             raise ConfigError(
                 f"library.{name} is {wanted!r} but the index {folder} was built with {built!r}; "
                 "change the setting or build another index"
             )
-        adopted[name] = built
+        adopted[name] = _restored(name, built)
     return replace(config, **adopted)
+
+
+def _value(config: LibraryConfig, name: str) -> Any:
+    if name == "bm25":
+        return describe(keyword_engine(config), built=True)
+    return describe(dense_index(config), built=True) if name == "dense_index" else getattr(config, name)
+
+
+def _restored(name: str, built: Any) -> Any:
+    if name == "bm25":
+        return make(name, built, KeywordEngine, KEYWORD_ENGINES)  # type: ignore[type-abstract]
+    return make(name, built, DenseIndex, DENSE_INDEXES) if name == "dense_index" else built  # type: ignore[type-abstract]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes `manifest.json` with the sizes and hashes of all files that are in the folder now."""
+    # A database changes its own files while it is read.
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    paths = [path for path in paths if LIVE_FOLDER not in path.relative_to(folder).parts]
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in paths}
     write_json(folder / MANIFEST, asdict(replace(manifest, files=files)))
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
+from rpl.errors import RetrieverError
 from rpl.retrieval.base import Retriever
 from rpl.retrieval.corpus import Corpus
+from rpl.retrieval.engines import Analysis, KeywordEngine
 from rpl.retrieval.tokens import Tokenizer
 from rpl.types import Passage
 
@@ -44,7 +49,10 @@ class MemoryBM25(Retriever):
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Returns the passages that share a word with the query, best first; see `Retriever.search`."""
-        return [self._search(query, k) for query in queries]
+        try:
+            return [self._search(query, k) for query in queries]
+        except Exception as error:
+            raise RetrieverError(f"keyword search failed: {type(error).__name__}: {error}") from error
 
     def _search(self, query: str, k: int) -> list[Passage]:
         scores: dict[int, float] = defaultdict(float)
@@ -56,3 +64,17 @@ class MemoryBM25(Retriever):
                 scores[position] += idf * count / (count + norm)
         best = sorted(scores, key=lambda position: (-scores[position], position))[:k]
         return [self.corpus.passage(position, scores[position], rank) for rank, position in enumerate(best)]
+
+
+@dataclass(frozen=True)
+class Memory(KeywordEngine):
+    """The reference in memory, indexed anew whenever it is opened."""
+
+    subfolder: ClassVar[str | None] = None
+
+    def build(self, corpus: Corpus, folder: Path, analysis: Analysis) -> None:
+        """Writes nothing; see `KeywordEngine.build`."""
+
+    def load(self, corpus: Corpus, folder: Path, analysis: Analysis) -> MemoryBM25:
+        """Reads the corpus; see `KeywordEngine.load`."""
+        return MemoryBM25(corpus, Tokenizer(analysis.stemmer, analysis.stop_words), analysis.k1, analysis.b)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from rpl.errors import ConfigError
 from rpl.files import cache_dir, digest
-from rpl.retrieval.base import Reranker
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus import Corpus, read_corpus
 from rpl.retrieval.encoders import Encoder
+from rpl.retrieval.engines import RerankEngine, dense_index, describe, rerank_engine
 from rpl.retrieval.index_files import LoadedIndex, Say, ensure_index, is_index_folder, load_encoder, load_index
-from rpl.retrieval.library import Library
+from rpl.retrieval.library import LocalLibrary
 from rpl.retrieval.manifest import FORMAT, index_settings, package_versions
+from rpl.retrieval.rerank import CrossEncoder, LateInteraction
 from rpl.retrieval.tokens import TOKENIZER_VERSION
 
 
-def open_from_config(config: LibraryConfig, progress: Say | None = None) -> Library:
+def open_from_config(config: LibraryConfig, progress: Say | None = None) -> LocalLibrary:
     """Opens a library; see `rpl.retrieval.library.open_library`."""
     source = resolve_corpus(config.corpus)
     if source.is_dir():
@@ -72,10 +74,10 @@ def _key(corpus: Corpus, config: LibraryConfig, encoder: Encoder | None) -> str:
     )
 
 
-def _assemble(loaded: LoadedIndex) -> Library:
+def _assemble(loaded: LoadedIndex) -> LocalLibrary:
     config, encoder = loaded.config, loaded.encoder
-    kind = config.reranker_kind
-    if kind == "late-interaction" and encoder is None:
+    engine = rerank_engine(config)
+    if engine is not None and engine.needs_encoder and encoder is None:
         encoder = load_encoder(config)
     settings = {
         **index_settings(config),
@@ -83,28 +85,24 @@ def _assemble(loaded: LoadedIndex) -> Library:
         "query_prefix": config.query_prefix,
         "encoder_precision": config.encoder_precision,
         "dense": config.dense,
-        "reranker": kind,
+        "reranker": _reranker_name(engine),
     }
-    return Library(
+    if config.dense and describe(dense_index(config)) != index_settings(config).get("dense_index", "flat"):
+        settings["dense_search"] = describe(dense_index(config))
+    return LocalLibrary(
         loaded.corpus,
         loaded.bm25,
         loaded.dense,
-        _reranker(kind, config, encoder),
+        engine.open(config, encoder) if engine is not None else None,
         settings=json.dumps(settings, sort_keys=True),
         cache_size=config.cache_size,
     )
 
 
-def _reranker(kind: str, config: LibraryConfig, encoder: Encoder | None) -> Reranker | None:
-    if kind == "none":
-        return None
-    if kind == "late-interaction":
-        from rpl.retrieval.rerank import LateInteractionReranker
-
-        assert encoder is not None
-        return LateInteractionReranker(encoder, config.rerank_cache_mb)
-    from rpl.retrieval.hub import resolve_model_folder
-    from rpl.retrieval.rerank import CrossEncoderReranker
-
-    folder = resolve_model_folder(kind, "library.reranker")
-    return CrossEncoderReranker(folder, kind, config.device, config.encoder_batch_size, config.encoder_precision)
+def _reranker_name(engine: RerankEngine | None) -> Any:
+    """Returns what decides the results of a reranker; the size of its cache does not."""
+    if engine is None:
+        return "none"
+    if isinstance(engine, LateInteraction):
+        return "late-interaction"
+    return engine.model if isinstance(engine, CrossEncoder) else describe(engine)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 from rpl.errors import RetrieverError
 from rpl.retrieval.base import Reranker
 from rpl.retrieval.cache import LRUCache
+from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus import contents
 from rpl.retrieval.dense import SCORE_DECIMALS
 from rpl.retrieval.encoders import Encoder, default_batch_size, load_sentence_model, mixed_precision
+from rpl.retrieval.engines import RerankEngine
+from rpl.retrieval.hub import resolve_model_folder
 from rpl.types import Passage
 
 
@@ -105,6 +109,35 @@ class CrossEncoderReranker(Reranker):
         except Exception as error:
             raise RetrieverError(f"cross-encoder {self.name!r} failed: {type(error).__name__}: {error}") from error
         return order_by(passages, np.asarray(scores, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class LateInteraction(RerankEngine):
+    """Late interaction with the library's own encoder."""
+
+    needs_encoder: ClassVar[bool] = True
+
+    cache_mb: int = 256
+    """Memory for token embeddings of passages already seen, in MiB."""
+
+    def open(self, config: LibraryConfig, encoder: Encoder | None) -> LateInteractionReranker:
+        """Returns the reranker; see `RerankEngine.open`."""
+        assert encoder is not None
+        return LateInteractionReranker(encoder, self.cache_mb)
+
+
+@dataclass(frozen=True)
+class CrossEncoder(RerankEngine):
+    """A cross-encoder of sentence-transformers."""
+
+    model: str
+    """Local folder or hub name."""
+
+    def open(self, config: LibraryConfig, encoder: Encoder | None) -> CrossEncoderReranker:
+        """Loads the model; see `RerankEngine.open`."""
+        folder = resolve_model_folder(self.model, "library.reranker")
+        batch_size, precision = config.encoder_batch_size, config.encoder_precision
+        return CrossEncoderReranker(folder, self.model, config.device, batch_size, precision)
 
 
 def max_sim(query: NDArray[np.float32], passages: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:

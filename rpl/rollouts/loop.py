@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rpl.errors import ConfigError
 from rpl.executors.base import Executor
@@ -135,7 +135,9 @@ def run_rollouts(
             timing.prefilled_tokens += session.prefilled_tokens
             timing.execute_s += programs.seconds
             timing.wall_s += time.perf_counter() - start
-    return [row.rollout() for row in rows]
+    rollouts = [row.rollout() for row in rows]
+    cause = executor.verify()
+    return rollouts if cause is None else [_distrusted(rollout, cause) for rollout in rollouts]
 
 
 class _Row:
@@ -294,6 +296,17 @@ def _together(rows: Sequence[_Row]) -> list[_Row]:
     for row in rows:
         first.setdefault(row.prompt, row.index)
     return sorted(rows, key=lambda row: first[row.prompt])
+
+
+def _distrusted(rollout: Rollout, cause: str) -> Rollout:
+    """Makes a rollout void that asked anything of retrieval."""
+    turns = tuple(
+        replace(turn, trace=replace(turn.trace, infra_error=turn.trace.infra_error or cause))
+        if turn.trace is not None and turn.trace.calls
+        else turn
+        for turn in rollout.turns
+    )
+    return replace(rollout, turns=turns)
 
 
 def _last_turn(completion: Completion, action: Action) -> Turn:

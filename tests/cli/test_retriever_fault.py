@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 from helpers_rollouts import ScriptedSampler
+from helpers_server import ServerProcess
 
 from rpl.errors import RetrieverError
 from rpl.executors.environment import Environment, EnvironmentConfig
 from rpl.lightning_cli import RPLCLI
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.faults import FaultInjection
+from rpl.retrieval.health import HealthConfig
 from rpl.retrieval.library import open_library
+from rpl.retrieval.serving.config import RemoteConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PROGRAM = "<program>\nfor p in bm25(question, k=1):\n    print(p)\n</program>"
@@ -21,15 +24,16 @@ def write(seed, turn):
     return PROGRAM if turn == 0 and seed % 2 else "<answer>no</answer>"
 
 
-def fit(tmp_path, fail_every):
+def fit(tmp_path, fail_every=None, environment=None, write=write):
     args = [x for name in ("base", "rl", "tiny") for x in ("-c", str(CONFIGS / f"{name}.yaml"))]
     args += ["--trainer.logger.save_dir", str(tmp_path), "--trainer.default_root_dir", str(tmp_path)]
     args += ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "0", "--model.rollout.max_new_tokens", "96"]
     args += ["--model.reward", '{"printed_tokens": 1.0}']
     cli = RPLCLI(args, run=False)
-    config = EnvironmentConfig(LibraryConfig(corpus="atlas-mini"), workers=1, infra_retries=1)
-    library = FaultInjection(open_library(config.library), fail_every)
-    cli.model.environment = Environment(config, library=library)
+    if environment is None:
+        config = EnvironmentConfig(LibraryConfig(corpus="atlas-mini"), workers=1, infra_retries=1)
+        environment = Environment(config, library=FaultInjection(open_library(config.library), fail_every))
+    cli.model.environment = environment
     cli.model.sampler = ScriptedSampler(write)
     cli.model.configure_model()
     before = {name: weight.clone() for name, weight in cli.model.model.state_dict().items()}
@@ -63,3 +67,25 @@ def test_a_fault_that_a_retry_mends_voids_nothing(tmp_path, fail_every):
     error, changed, _ = fit(tmp_path, fail_every)
     assert error is None
     assert changed
+
+
+def test_a_server_that_is_killed_in_mid_run_stops_it_before_anything_is_learnt(tmp_path):
+    server = ServerProcess(tmp_path)
+    written = []
+
+    def write_then_kill(seed, turn):
+        written.append(seed)
+        if len(written) == 3:
+            server.kill()
+        return write(seed, turn)
+
+    library = LibraryConfig(corpus=server.url, remote=RemoteConfig(timeout_s=1.0, retries=1))
+    config = EnvironmentConfig(library, workers=1, infra_retries=0, health=HealthConfig(wait_s=0.5))
+    try:
+        error, changed, policies = fit(tmp_path, environment=Environment(config), write=write_then_kill)
+    finally:
+        server.kill()
+    assert len(written) >= 3
+    assert "retrieval did not come back within" in str(error)
+    assert "refused" in str(error)
+    assert (changed, policies) == ([], [])

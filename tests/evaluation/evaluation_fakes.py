@@ -10,6 +10,7 @@ from helpers_rollouts import InstantSession
 
 from rpl.evaluation.system import System
 from rpl.executors.base import Executor, TokenCounter
+from rpl.retrieval.counting import CallCounts
 from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
 from rpl.types import PrimitiveCall, Question, Rollout, Trace, TraceError, Turn
 
@@ -43,10 +44,15 @@ class FakeSystem(System):
         tokens: int = 40,
         settings: dict[str, Any] | None = None,
         fail_on: str | None = None,
+        calls_each: int = 0,
     ) -> None:
-        self.name, self.settings = name, settings or {"k": 3}
+        self.name, self.settings, self.calls_each = name, settings or {"k": 3}, calls_each
         self.right, self.tokens, self.fail_on = right, tokens, fail_on
         self.batches: list[list[str]] = []
+
+    @property
+    def retrieval(self) -> CallCounts:
+        return CallCounts(ok=sum(map(len, self.batches)) * self.calls_each, failed=len(self.batches) * self.calls_each)
 
     def answer(self, questions: Sequence[Question]) -> list[Rollout]:
         self.batches.append([question.id for question in questions])

@@ -14,6 +14,9 @@ from rpl.evaluation.evidence import evidence_scores
 from rpl.evaluation.protocol import best_k, compare, evaluate, load_result
 from rpl.evaluation.records import METRICS, EvalResult
 from rpl.evaluation.statistics import rate_interval
+from rpl.evaluation.tables import format_table
+from rpl.retrieval.counting import CallCounts
+from rpl.types import Question, Rollout
 
 
 def _timeless(result: EvalResult) -> list[object]:
@@ -107,6 +110,54 @@ def test_a_failing_retriever_stops_and_keeps_finished_batches(tmp_path: Path) ->
     assert mended.batches[0][0] == "q4"
     with pytest.raises(RetrieverError, match=r"'q0': index server gone$"):
         evaluate(FakeSystem(fail_on="q0"), questions(1), progress=False)
+
+
+def test_a_score_over_void_questions_is_made_only_when_told_and_says_so(tmp_path: Path) -> None:
+    asked, out = questions(10), tmp_path / "eval.jsonl"
+    broken = FakeSystem(fail_on="q4")
+    with pytest.raises(RetrieverError, match="'q4': index server gone"):
+        evaluate(broken, asked, out=out, progress=False, batch=4)
+    told = evaluate(broken, asked, out=out, progress=False, batch=4, allow_void=True)
+    row = told.row()
+    assert (row["void"], row["metrics"]["em"]["n"], row["by_type"]["one_hop"]["em"]["n"]) == (1, 9, 5)
+    assert told.records[4].void == "index server gone"
+    assert row["metrics"]["em"]["mean"] == pytest.approx(4 / 9)  # q4 would have been right, and wrong is not 0 either
+    assert told.macro("em").n == 9
+    assert format_table({"rows": [row]}).splitlines()[2].startswith("fake, 1 void")
+    assert load_result(out).num_void == 1
+    healthy = FakeSystem()
+    mended = evaluate(healthy, asked, out=out, progress=False, batch=4)  # not told: what is void is answered
+    assert healthy.batches == [["q4", "q5", "q6", "q7"]]
+    assert (mended.num_void, mended.row()["metrics"]["em"]["n"]) == (0, 10)
+    assert load_result(out).records == mended.records
+    with pytest.raises(RetrieverError, match="'q0'"):
+        evaluate(SimpleSystem(), asked, progress=False, batch=4, allow_void=True)  # a whole batch is no accident
+
+
+class SimpleSystem(FakeSystem):
+    def _one(self, question: Question) -> Rollout:
+        self.fail_on = question.id
+        return super()._one(question)
+
+
+def test_void_questions_are_left_out_of_both_sides_of_a_comparison() -> None:
+    whole = evaluate(FakeSystem(), questions(10), progress=False)
+    part = evaluate(FakeSystem(name="b", fail_on="q0"), questions(10), progress=False, allow_void=True)
+    assert compare(whole, part).difference.n == 9
+    assert compare(whole, part).difference.mean == 0.0
+
+
+def test_calls_of_retrieval_are_counted_over_resumes(tmp_path: Path) -> None:
+    asked, out = questions(8), tmp_path / "eval.jsonl"
+    with pytest.raises(RetrieverError, match=r"\(20 calls attempted, 16 succeeded \(0 of them empty\), 4 failed\)"):
+        evaluate(FakeSystem(fail_on="q5", calls_each=2), asked, out=out, progress=False, batch=4)
+    result = evaluate(FakeSystem(calls_each=2), asked, out=out, progress=False, batch=4)
+    assert result.retrieval == CallCounts(ok=16, failed=4)
+    assert result.row()["retrieval"] == {
+        "ok": 16, "empty": 0, "refused": 0, "failed": 4, "cached": 0, "attempted": 20,
+    }  # fmt: skip
+    assert load_result(out).retrieval == result.retrieval
+    assert load_result(out).records == result.records
 
 
 def test_a_file_of_another_evaluation_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def repairs():
     found = defaultdict(list)
     with Environment(config) as environment:
         environment.connect(lambda text: (len(text) + 3) // 4)
-        verifier = GoldVerifier(environment.library.corpus.get)
+        verifier = GoldVerifier(environment.library.passage)
         for question in questions:
             if question.split == "train":
                 result = repair(

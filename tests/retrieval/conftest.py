@@ -8,7 +8,8 @@ from rpl.retrieval.bm25 import BM25Retriever
 from rpl.retrieval.corpus import Corpus
 from rpl.retrieval.dense import DenseRetriever, embed_corpus, load_embeddings
 from rpl.retrieval.encoders import HashEncoder
-from rpl.retrieval.library import Library
+from rpl.retrieval.faiss_indexes import Flat
+from rpl.retrieval.library import LocalLibrary
 from rpl.retrieval.memory import MemoryBM25
 from rpl.retrieval.rerank import LateInteractionReranker
 from rpl.retrieval.tokens import Tokenizer
@@ -59,17 +60,17 @@ def retrievers(corpus, tmp_path_factory):
         "bm25s": BM25Retriever.build(corpus, tokenizer),
         "bm25s loaded": BM25Retriever.load(folder / "bm25", corpus, tokenizer),
         "memory": MemoryBM25(corpus, tokenizer),
-        "dense": DenseRetriever(corpus, encoder, load_embeddings(folder / "float32.npy")),
-        "dense float16": DenseRetriever(corpus, encoder, load_embeddings(folder / "float16.npy")),
+        "dense": DenseRetriever(corpus, encoder, Flat().load(load_embeddings(folder / "float32.npy"), folder)),
+        "dense float16": DenseRetriever(corpus, encoder, Flat().load(load_embeddings(folder / "float16.npy"), folder)),
     }
 
 
 @pytest.fixture
 def library(corpus, retrievers):
     dense = retrievers["dense"]
-    return Library(corpus, retrievers["bm25s"], dense, LateInteractionReranker(dense.encoder))
+    return LocalLibrary(corpus, retrievers["bm25s"], dense, LateInteractionReranker(dense.encoder))
 
 
 @pytest.fixture
 def keyword_library(corpus, retrievers):
-    return Library(corpus, retrievers["bm25s"])
+    return LocalLibrary(corpus, retrievers["bm25s"])

@@ -6,9 +6,12 @@ import pytest
 from rpl.errors import DataError, RetrieverError
 from rpl.retrieval.corpus import Corpus
 from rpl.retrieval.dense import SCORE_DECIMALS, DenseRetriever, embed_corpus, load_embeddings
-from rpl.retrieval.encoders import HashEncoder, default_prefixes
+from rpl.retrieval.encoders import HashEncoder
+from rpl.retrieval.faiss_indexes import Flat
+from rpl.retrieval.known_encoders import default_pooling, default_prefixes
 from rpl.retrieval.rerank import LateInteractionReranker, max_sim, order_by
 
+TASK = "Instruct: Given a web search query, retrieve relevant passages that answer the query"
 QUERIES = ["river bridge", "castle", "who painted the copper temple", "queen", "silver market 3"]
 
 
@@ -24,7 +27,7 @@ def test_equals_brute_force(corpus, tmp_path, dtype, k):
     embed_corpus(corpus, encoder, tmp_path / "e.npy", dtype)
     embeddings = load_embeddings(tmp_path / "e.npy")
     assert embeddings.dtype == dtype
-    retriever = DenseRetriever(corpus, encoder, embeddings)
+    retriever = DenseRetriever(corpus, encoder, Flat().load(embeddings, tmp_path))
     for text in QUERIES:
         wanted, scores = brute_force(embeddings, encoder.encode([text], "query")[0], k)
         hits = retriever.search([text], k)[0]
@@ -40,7 +43,7 @@ def test_the_tolerance_sees_another_query(corpus, tmp_path):
     embed_corpus(corpus, encoder, tmp_path / "e.npy", "float32")
     embeddings = load_embeddings(tmp_path / "e.npy")
     wanted, scores = brute_force(embeddings, encoder.encode(["castle hill"], "query")[0], 10)
-    hits = DenseRetriever(corpus, encoder, embeddings).search(["castle"], 10)[0]
+    hits = DenseRetriever(corpus, encoder, Flat().load(embeddings, tmp_path)).search(["castle"], 10)[0]
     with pytest.raises(AssertionError):
         np.testing.assert_allclose([h.score for h in hits], scores[wanted], atol=2e-5)
 
@@ -51,13 +54,33 @@ def test_a_long_run_of_ties_keeps_corpus_order(tmp_path):
     corpus = Corpus([f"p{i}" for i in range(size)], [""] * size, ["same words"] * size)
     encoder = HashEncoder()
     embed_corpus(corpus, encoder, tmp_path / "e.npy", "float32")
-    hits = DenseRetriever(corpus, encoder, load_embeddings(tmp_path / "e.npy")).search(["same words"], 5)[0]
+    hits = DenseRetriever(corpus, encoder, Flat().load(load_embeddings(tmp_path / "e.npy"), tmp_path)).search(
+        ["same words"], 5
+    )[0]
     assert [hit.id for hit in hits] == ["p0", "p1", "p2", "p3", "p4"]
 
 
-def test_shapes_must_fit(corpus):
-    with pytest.raises(DataError, match=r"embeddings have shape \(3, 64\)"):
-        DenseRetriever(corpus, HashEncoder(), np.zeros((3, 64), dtype=np.float32))
+def test_shapes_must_fit(corpus, tmp_path):
+    with pytest.raises(DataError, match=r"the dense index has shape \(3, 64\); 120 passages and encoder 'hash' need"):
+        DenseRetriever(corpus, HashEncoder(), Flat().load(np.zeros((3, 64), dtype=np.float32), tmp_path))
+
+
+def test_a_batch_is_one_call_of_encoder_and_index(corpus, tmp_path, monkeypatch):
+    """Also where some queries of a batch have ties that run past what was fetched first."""
+    copies = Corpus(
+        [f"p{i}" for i in range(200)], [""] * 200, ["same words"] * 100 + [f"castle {i}" for i in range(100)]
+    )
+    encoder = HashEncoder()
+    embed_corpus(copies, encoder, tmp_path / "e.npy", "float32")
+    retriever = DenseRetriever(copies, encoder, Flat().load(load_embeddings(tmp_path / "e.npy"), tmp_path))
+    alone = [retriever.search([query], 5)[0] for query in ("same words", "castle 7", "castle 9 same")]
+    calls = []
+    original = retriever.index.search
+    monkeypatch.setattr(retriever.index, "search", lambda q, k: calls.append((len(q), k)) or original(q, k))
+    assert retriever.search(["castle 7", "castle 9 same"], 5) == alone[1:]
+    assert calls == [(2, 21)]
+    assert retriever.search(["same words", "castle 7", "castle 9 same"], 5) == alone
+    assert calls[1:] == [(3, 21), (1, 42), (1, 84), (1, 168)]
 
 
 def test_damaged_embeddings(tmp_path):
@@ -129,7 +152,30 @@ def test_a_broken_reranker_is_an_infrastructure_fault(corpus, monkeypatch):
         ("someone/model", {"query": "q: ", "document": "d: "}, ("q: ", "d: ")),
         ("intfloat/e5-base-v2", {"query": "q: "}, ("q: ", "")),
         ("someone/the5-base", {}, ("", "")),
+        ("Qwen/Qwen3-Embedding-0.6B", {}, (f"{TASK}\nQuery:", "")),
+        ("intfloat/multilingual-e5-large-instruct", {}, (f"{TASK}\nQuery: ", "")),
     ],
 )
 def test_prefixes(name, prompts, prefixes):
     assert default_prefixes(name, prompts) == prefixes
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [
+        ("intfloat/e5-base-v2", "mean"),
+        ("/models/multilingual-e5-small/", "mean"),
+        ("BAAI/bge-small-en-v1.5", "cls"),
+        ("BAAI/bge-m3", "cls"),
+        ("Qwen/Qwen3-Embedding-0.6B", "last"),
+        ("sentence-transformers/all-MiniLM-L6-v2", "mean"),
+    ],
+)
+def test_pooling_of_known_encoders(name, pooling, caplog):
+    assert default_pooling(name) == pooling
+    assert caplog.text == ""
+
+
+def test_unknown_pooling_is_said(caplog):
+    assert default_pooling("someone/model") == "mean"
+    assert "its pooling is not known; taking the mean" in caplog.text

@@ -221,11 +221,17 @@ def test_the_reference_backend(corpus_file):
     [
         ({"corpus": "nowhere.jsonl"}, r"library\.corpus: 'nowhere\.jsonl' does not exist; give atlas"),
         ({"corpus": ""}, r"library\.corpus is empty"),
-        ({"bm25": "elastic"}, r"library\.bm25 must be one of bm25s, memory, lucene, got 'elastic'"),
+        (
+            {"bm25": "elastic"},
+            r"library\.bm25 must be one of bm25s, memory, lucene, milvus, or a class_path; got 'elastic'",
+        ),
         ({"bm25_b": 1.5}, r"library\.bm25_b must be in \[0, 1\], got 1\.5"),
         ({"bm25_k1": -1.0}, r"library\.bm25_k1 must be at least 0"),
         ({"bm25_k1": float("nan")}, r"library\.bm25_k1 must be at least 0"),
         ({"embedding_dtype": "int8"}, r"library\.embedding_dtype must be one of float32, float16"),
+        ({"dense_index": "annoy"}, r"library\.dense_index must be one of flat, fp16, sq8, hnsw, .*; got 'annoy'"),
+        ({"encoder_pooling": "max"}, r"library\.encoder_pooling must be one of mean, cls, last, got 'max'"),
+        ({"encoder_max_tokens": 0}, r"library\.encoder_max_tokens must be at least 1, got 0"),
         ({"encoder": ""}, r"library\.encoder is empty"),
         ({"encoder_batch_size": 0}, r"library\.encoder_batch_size must be at least 1, got 0"),
         ({"cache_size": -1}, r"library\.cache_size must be at least 0, got -1"),

@@ -6,8 +6,9 @@ import pytest
 from rpl.errors import PrimitiveError, RetrieverError
 from rpl.retrieval.base import MAX_K, Retriever
 from rpl.retrieval.corpus import Corpus
+from rpl.retrieval.counting import CallCounts
 from rpl.retrieval.faults import FaultInjection
-from rpl.retrieval.library import MAX_QUERY_CHARS, MAX_RERANK, Library
+from rpl.retrieval.library import MAX_QUERY_CHARS, MAX_RERANK, LocalLibrary
 
 
 class Flaky(Retriever):
@@ -78,7 +79,7 @@ def test_faults_of_programs(library, name, args, message):
 def test_rerank_has_a_limit():
     size = MAX_RERANK + 5
     corpus = Corpus([f"p{i}" for i in range(size)], [""] * size, ["x"] * size)
-    library = Library(corpus, Flaky(corpus, 0, None), reranker=object())
+    library = LocalLibrary(corpus, Flaky(corpus, 0, None), reranker=object())
     with pytest.raises(PrimitiveError, match="at most 200 passages, got 205"):
         library.call("rerank", {"query": "x", "passages": corpus.ids, "k": None})
 
@@ -104,7 +105,7 @@ def test_repeated_calls_come_from_the_cache(library):
 @pytest.mark.parametrize("error", [RuntimeError("boom"), RetrieverError("boom"), KeyError("boom"), MemoryError("boom")])
 def test_failures_are_infrastructure_faults_and_never_cached(corpus, error):
     backend = Flaky(corpus, 2, error)
-    library = Library(corpus, backend)
+    library = LocalLibrary(corpus, backend)
     for _ in range(2):
         with pytest.raises(RetrieverError, match="boom"):
             library.call("bm25", {"query": "x", "k": 3})
@@ -117,8 +118,12 @@ def test_failures_are_infrastructure_faults_and_never_cached(corpus, error):
 
 
 def test_an_empty_result_is_a_result(keyword_library):
-    assert keyword_library.call("bm25", {"query": "zeppelin", "k": 3}).passages == ()
-    assert keyword_library.call("bm25", {"query": "zeppelin", "k": 3}).cached
+    for _ in range(2):
+        result = keyword_library.call("bm25", {"query": "zeppelin", "k": 3})
+        assert (result.passages, result.status) == ((), "empty")
+        assert not result.cached  # only results with passages are kept
+    assert len(keyword_library.cache) == 0
+    assert keyword_library.call("bm25", {"query": "river", "k": 3}).status == "ok"
 
 
 def test_a_score_that_is_not_finite_is_an_infrastructure_fault(corpus):
@@ -126,18 +131,18 @@ def test_a_score_that_is_not_finite_is_an_infrastructure_fault(corpus):
         def search(self, queries, k):
             return [[self.corpus.passage(0, score=float("nan"))]]
 
-    library = Library(corpus, Broken(corpus, 0, None))
+    library = LocalLibrary(corpus, Broken(corpus, 0, None))
     with pytest.raises(RetrieverError, match="not a finite number"):
         library.call("bm25", {"query": "x"})
     assert len(library.cache) == 0
 
 
 def test_fingerprint(corpus, retrievers):
-    one = Library(corpus, retrievers["bm25s"], settings="a").fingerprint
-    assert one == Library(corpus, retrievers["memory"], settings="a", cache_size=3).fingerprint
+    one = LocalLibrary(corpus, retrievers["bm25s"], settings="a").fingerprint
+    assert one == LocalLibrary(corpus, retrievers["memory"], settings="a", cache_size=3).fingerprint
     other = Corpus(corpus.ids, corpus.titles, [*corpus.texts[:-1], "changed"])
-    assert one != Library(other, retrievers["bm25s"], settings="a").fingerprint
-    assert one != Library(corpus, retrievers["bm25s"], settings="b").fingerprint
+    assert one != LocalLibrary(other, retrievers["bm25s"], settings="a").fingerprint
+    assert one != LocalLibrary(corpus, retrievers["bm25s"], settings="b").fingerprint
 
 
 def test_threads_get_what_one_thread_gets(library):
@@ -197,7 +202,7 @@ def test_close_frees_backends(corpus):
             self.closed = True
 
     backend = Closable(corpus, 0, None)
-    with Library(corpus, backend) as library:
+    with LocalLibrary(corpus, backend) as library:
         library.call("bm25", {"query": "x"})
     assert backend.closed
     assert len(library.cache) == 0
@@ -219,3 +224,41 @@ def test_fault_injection(library):
     only_dense.call("dense", {"query": "x"})
     with pytest.raises(RetrieverError):
         only_dense.call("dense", {"query": "y"})
+
+
+def test_calls_are_counted_by_what_became_of_them(library):
+    faulty = FaultInjection(library, fail_every=2, primitives=["dense"])
+    for query in ("river", "river", "zeppelin"):
+        faulty.call("bm25", {"query": query})
+    faulty.call("dense", {"query": "river"})
+    with pytest.raises(RetrieverError):
+        faulty.call("dense", {"query": "castle"})
+    with pytest.raises(PrimitiveError):
+        faulty.call("bm25", {"query": ""})
+    counts = faulty.counter.snapshot()
+    assert counts["bm25"] == CallCounts(ok=2, empty=1, refused=1, cached=1)
+    assert counts["dense"] == CallCounts(ok=1, failed=1)
+    total = faulty.counter.total
+    assert (total.attempted, total.failed_rate) == (5, 0.2)
+    assert str(total) == "5 calls attempted, 4 succeeded (1 of them empty), 1 failed"
+    assert total - counts["dense"] == counts["bm25"]
+
+
+def test_several_calls_at_once_answer_like_one_after_the_other(library):
+    calls = [("dense", {"query": "river"}), ("read", {"passage_id": "nope"}), ("bm25", {"query": "castle", "k": 2})]
+    calls += [("dense", {"query": "castle", "k": 3}), ("rerank", {"query": "king", "passages": ["p1", "p2"]})]
+    outcomes = library.call_many(calls)
+    library.cache.clear()
+    for call, outcome in zip(calls, outcomes, strict=True):
+        if call[0] == "read":
+            assert isinstance(outcome, PrimitiveError)
+        else:
+            assert library.call(*call) == outcome
+    assert library.call_many([]) == []
+
+
+def test_canary_queries_pass_the_cache_and_are_not_counted(library):
+    library.call("bm25", {"query": "river", "k": 2})
+    before = library.counter.total, library.cache.statistics
+    assert len(library.ask("bm25", {"query": "river", "k": 2})) == 2
+    assert (library.counter.total, library.cache.statistics) == before

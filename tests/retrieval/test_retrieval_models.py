@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_models
 
 from rpl.errors import ConfigError, MissingDependencyError
 from rpl.retrieval import hub
@@ -15,48 +16,23 @@ from rpl.retrieval.hub import resolve_model_folder
 from rpl.retrieval.rerank import CrossEncoderReranker, LateInteractionReranker
 from rpl.types import Passage
 
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "river", "castle", "king", "queen", "query", "passage", ":"]
 PASSAGES = [Passage("a", "River", "river castle"), Passage("b", "King", "king queen king"), Passage("c", "", "castle")]
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    import torch
-    from transformers import BertConfig, BertTokenizer
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("bert")
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
-    config = BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-        num_labels=1,
-    )
-    return config, BertTokenizer(str(folder / "vocab.txt")), folder
-
-
-@pytest.fixture(scope="module")
-def encoder_folder(bert):
+def encoder_folder(tmp_path_factory):
     from transformers import BertModel
 
-    config, tokenizer, folder = bert
+    folder = tmp_path_factory.mktemp("bert")
+    config, tokenizer = tiny_models.bert_parts(folder)
     BertModel(config).save_pretrained(folder / "encoder")
     tokenizer.save_pretrained(folder / "encoder")
     return folder / "encoder"
 
 
 @pytest.fixture(scope="module")
-def cross_folder(bert):
-    from transformers import BertForSequenceClassification
-
-    config, tokenizer, folder = bert
-    BertForSequenceClassification(config).save_pretrained(folder / "cross")
-    tokenizer.save_pretrained(folder / "cross")
-    return folder / "cross"
+def cross_folder(tmp_path_factory):
+    return tiny_models.cross_encoder(tmp_path_factory.mktemp("cross"))
 
 
 @pytest.fixture
@@ -208,3 +184,62 @@ def test_bfloat16_arithmetic_moves_vectors_a_little(encoder_folder, cross_folder
     scores = {p.id: p.score for p in CrossEncoderReranker(cross_folder, "c", "cpu").rerank("river", PASSAGES)}
     quick = CrossEncoderReranker(cross_folder, "c", "cpu", precision="bfloat16").rerank("river", PASSAGES)
     assert {p.id: p.score for p in quick} == pytest.approx(scores, abs=0.02)
+
+
+def pooled(folder, pooling):
+    encoder = SentenceEncoder(folder, "x", device="cpu", pooling=pooling)
+    return encoder.encode(["river castle king", "queen"], "passage"), encoder
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_pooling_against_its_definition(encoder_folder, pooling):
+    vectors, encoder = pooled(encoder_folder, pooling)
+    for text, vector in zip(["river castle king", "queen"], vectors, strict=True):
+        features = encoder._model.preprocess([text])
+        tokens = encoder._model[0](features)["token_embeddings"][0].detach().numpy()
+        wanted = {"mean": tokens.mean(axis=0), "cls": tokens[0], "last": tokens[-1]}
+        np.testing.assert_allclose(vector, wanted[pooling] / np.linalg.norm(wanted[pooling]), atol=1e-5)
+        for other in {"mean", "cls", "last"} - {pooling}:
+            with pytest.raises(AssertionError):
+                np.testing.assert_allclose(vector, wanted[other] / np.linalg.norm(wanted[other]), atol=1e-5)
+
+
+def test_pooling_is_that_of_the_family_where_the_folder_says_nothing(encoder_folder, caplog):
+    bare = SentenceEncoder(encoder_folder, "BAAI/bge-small-en-v1.5", "", device="cpu")
+    told = pooled(encoder_folder, "cls")[1]
+    np.testing.assert_array_equal(bare.encode(["river king"], "query"), told.encode(["river king"], "query"))
+    assert caplog.text == ""
+    SentenceEncoder(encoder_folder, "someone/model", device="cpu")
+    assert "pooling is not known" in caplog.text
+
+
+def test_a_folder_that_says_its_pooling_is_believed(encoder_folder, tmp_path):
+    _, encoder = pooled(encoder_folder, "cls")
+    encoder._model.save_pretrained(str(tmp_path / "saved"))
+    again = SentenceEncoder(tmp_path / "saved", "intfloat/e5-base-v2", "", "", device="cpu")
+    text = ["river castle king"]
+    np.testing.assert_allclose(again.encode(text, "passage"), encoder.encode(text, "passage"), atol=1e-6)
+    assert (
+        np.abs(again.encode(text, "passage") - pooled(encoder_folder, "mean")[1].encode(text, "passage")).max() > 1e-3
+    )
+
+
+def test_pooling_and_length_are_part_of_the_fingerprint(encoder_folder):
+    plain = SentenceEncoder(encoder_folder, "x", device="cpu").fingerprint
+    prints = {plain, pooled(encoder_folder, "cls")[1].fingerprint}
+    prints.add(SentenceEncoder(encoder_folder, "x", device="cpu", max_tokens=8).fingerprint)
+    assert len(prints) == 3
+    assert pooled(encoder_folder, "mean")[1].fingerprint == plain
+    family = SentenceEncoder(encoder_folder, "BAAI/bge-small-en-v1.5", device="cpu").fingerprint
+    assert family == pooled(encoder_folder, "cls")[1].fingerprint
+
+
+def test_the_encoder_reads_as_many_tokens_as_it_is_told(encoder_folder):
+    short = SentenceEncoder(encoder_folder, "x", device="cpu", max_tokens=4)
+    # Two of the four are [CLS] and [SEP].
+    assert len(short.encode_tokens(["river castle king queen"], "passage")[0]) == 4
+    np.testing.assert_allclose(
+        short.encode(["river castle king queen"], "passage"), short.encode(["river castle"], "passage"), atol=1e-6
+    )
+    with pytest.raises(ConfigError, match=r"library\.encoder_max_tokens: this encoder reads at most 64 tokens, got 65"):
+        SentenceEncoder(encoder_folder, "x", device="cpu", max_tokens=65)
