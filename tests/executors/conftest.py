@@ -15,6 +15,8 @@ from rpl.executors.base import ExecutionLimits
 from rpl.executors.sandbox import RestrictedExecutor
 from rpl.types import Passage
 
+collect_ignore = ["protocol_fuzz.py"]  # needs atheris; `make fuzz-protocol` runs it
+
 
 @dataclass
 class FakeResult:
