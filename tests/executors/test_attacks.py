@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import FakeLibrary
+from executor_fakes import FakeLibrary
 
 from rpl.executors.base import ExecutionLimits
 from rpl.executors.sandbox import RestrictedExecutor

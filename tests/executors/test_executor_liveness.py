@@ -53,7 +53,7 @@ def canonical(trace: Trace) -> bytes:
 
 @pytest.fixture(scope="module")
 def bombed():
-    from conftest import FakeLibrary
+    from executor_fakes import FakeLibrary
 
     executor = RestrictedExecutor(ExecutionLimits(wall_s=WALL_S, fuel=10**12, memory_mb=128), workers=1)
     executor.attach(FakeLibrary())
