@@ -3,6 +3,9 @@
 A call into a retrieval backend may never return, and Python cannot end a thread. So the thread that waits for the
 results watches the tasks: one that is overdue is settled without its thread, which ends by itself should the call ever
 return, and a fresh thread takes its place.
+
+Threads without work end soon. One that ever ran a model keeps a team of OpenMP threads for as long as it lives, and
+with more of those than cores every parallel loop of the process gets slower (a quarter, in decoding on two cores).
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 SHORTEST_LOOK_S = 0.005
 """Least time between two looks at running tasks."""
+
+
+IDLE_S = 0.1
+"""How long a thread waits for more work before it ends."""
 
 
 class LeftBehind(BaseException):
@@ -57,10 +64,8 @@ class Crew:
     def __init__(self, size: int, between: Callable[[], None]) -> None:
         self._size = size
         self._between = between
-        self._lock = threading.Lock()
         self._owner = os.getpid()
-        self._threads = 0
-        self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
+        self._roster = _Roster()
 
     def run(self, tasks: Sequence[Task[T]], look_s: float) -> list[T]:
         """Returns the results of tasks, in order, when all are settled.
@@ -88,23 +93,22 @@ class Crew:
 
     def close(self) -> None:
         """Lets the threads end after the tasks that were handed in; the crew can go on with fresh ones."""
-        with self._lock:
-            for _ in range(self._threads):
-                self._entries.put(None)
-            self._threads = 0
-            self._entries = SimpleQueue()
+        roster, self._roster = self._roster, _Roster()
+        with roster.lock:
+            for _ in range(roster.threads):
+                roster.entries.put(None)
 
     def _put(self, entry: _Entry) -> None:
-        with self._lock:
-            if self._owner != os.getpid():  # threads do not survive a fork
-                self._owner, self._threads, self._entries = os.getpid(), 0, SimpleQueue()
-            if self._threads < self._size:
-                self._threads += 1
+        if self._owner != os.getpid():  # threads do not survive a fork
+            self._owner, self._roster = os.getpid(), _Roster()
+        with self._roster.lock:
+            if self._roster.threads < self._size:
+                self._roster.threads += 1
                 self._start()
-            self._entries.put(entry)
+            self._roster.entries.put(entry)
 
     def _start(self) -> None:
-        arguments = (self._entries, self._between)
+        arguments = (self._roster, self._between)
         threading.Thread(target=_work, args=arguments, name="rpl-sandbox", daemon=True).start()
 
     def _look(self, batch: _Batch[T], look_s: float) -> float:
@@ -116,8 +120,7 @@ class Crew:
                 result = task.give_up()
                 if result is not None:
                     batch.settle(number, result)
-                    with self._lock:
-                        self._start()
+                    self._start()
             else:
                 next_look = min(next_look, look_at)
         return max(SHORTEST_LOOK_S, next_look - now)
@@ -164,8 +167,27 @@ class _Entry:
         self.number = number
 
 
-def _work(entries: SimpleQueue[_Entry | None], between: Callable[[], None]) -> None:
-    while (entry := entries.get()) is not None:
+class _Roster:
+    """The threads that share one queue."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.threads = 0
+        self.entries: SimpleQueue[_Entry | None] = SimpleQueue()
+
+
+def _work(roster: _Roster, between: Callable[[], None]) -> None:
+    while True:
+        try:
+            entry = roster.entries.get(timeout=IDLE_S)
+        except Empty:
+            with roster.lock:  # entries are put under this lock: none can come between the look and the end
+                if roster.entries.empty():
+                    roster.threads -= 1
+                    return
+            continue
+        if entry is None:
+            return
         try:
             entry.batch.work(entry.number)
         except LeftBehind:

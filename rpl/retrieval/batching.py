@@ -2,7 +2,9 @@
 
 An encoder reads sixty-four short queries in a few times the time of one, and an index is scanned once for all of them.
 Nobody waits for company: while one batch is searched, what arrives meanwhile gathers, and that is the next batch. One
-thread owns the search, because neither an index nor a model is promised to be safe under concurrent use.
+thread at a time owns the search, because neither an index nor a model is promised to be safe under concurrent use. It
+ends when nothing is asked: a thread that ran a model keeps a team of OpenMP threads for as long as it lives, and with
+more of those than cores every parallel loop of the process gets slower.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ Search = Callable[[Sequence[str], int], list[list[Passage]]]
 
 MAX_BATCH = 256
 """Queries in one search."""
+
+IDLE_S = 0.1
+"""How long the owner waits for more work before it ends."""
 
 
 class MicroBatcher:
@@ -73,16 +78,18 @@ class MicroBatcher:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._owner is not None:
-            self._owner.join(timeout)
+            owner = self._owner
+        if owner is not None:
+            owner.join(timeout)
 
     def _own(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting:
-                    if self._closed:
-                        return
-                    self._changed.wait()
+                if not self._waiting and not self._closed:
+                    self._changed.wait(IDLE_S)
+                if not self._waiting:
+                    self._owner = None
+                    return
                 jobs = self._take()
             self._run(jobs)
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rpl.executors.crew import Crew, LeftBehind, Task
+from rpl.executors.crew import IDLE_S, Crew, LeftBehind, Task
 
 
 class Step(Task):
@@ -149,3 +149,15 @@ def test_several_callers_share_the_threads(crew):
     for thread in threads:
         thread.join(10)
     assert results == {name: [(name, n) for n in range(20)] for name in "abc"}
+
+
+def test_threads_without_work_end_and_fresh_ones_take_over(crew):
+    first = Step("a")
+    assert crew.run([first], 1.0) == ["a"]
+    first.thread.join(5)  # nothing but idleness ends it
+    assert not first.thread.is_alive()
+    for _ in range(20):  # some tasks arrive just as a thread gives up waiting
+        steps = [Step(number) for number in range(3)]
+        assert crew.run(steps, 1.0) == [0, 1, 2]
+        time.sleep(IDLE_S)
+    assert len({step.thread for step in steps} | {first.thread}) > 1

@@ -8,7 +8,7 @@ import pytest
 
 from rpl.errors import RetrieverError
 from rpl.retrieval.base import Retriever
-from rpl.retrieval.batching import MicroBatcher
+from rpl.retrieval.batching import IDLE_S, MicroBatcher
 from rpl.retrieval.library import LocalLibrary
 from rpl.types import Passage
 
@@ -80,6 +80,20 @@ def test_lists_that_do_not_belong_to_the_queries_are_a_fault():
     assert "2 lists for 1 queries" in str(outcome)
 
 
+def test_the_owner_ends_without_work_and_another_takes_over():
+    search = Counting()
+    batcher = MicroBatcher(search, "dense")
+    for number in range(10):
+        assert batcher.search([("a", 1)])[0][0].id == "a-0"
+        if number % 3 == 0:
+            time.sleep(IDLE_S)  # a search arrives just as the owner gives up waiting, or soon after
+    owner = batcher._owner
+    if owner is not None:
+        owner.join(5)
+    assert batcher._owner is None
+    assert batcher.search([("b", 1)])[0][0].id == "b-0"
+
+
 def test_closing_lets_what_was_asked_finish_and_refuses_the_rest():
     search = Counting()
     batcher = MicroBatcher(search, "dense")
@@ -88,11 +102,13 @@ def test_closing_lets_what_was_asked_finish_and_refuses_the_rest():
         job = pool.submit(batcher.search, [("a", 1)])
         while batcher._owner is None:
             time.sleep(0.001)
+        owner = batcher._owner
         batcher.close(timeout=0.01)  # the search hangs: it is left behind
         search.gate.set()
         assert job.result()[0][0].id == "a-0"
+    owner.join(5)
     batcher.close()
-    assert not batcher._owner.is_alive()
+    assert not owner.is_alive()
     with pytest.raises(RetrieverError, match="closed"):
         batcher.search([("a", 1)])
 
