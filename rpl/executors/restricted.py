@@ -164,7 +164,7 @@ def _message(error: Exception, scope: Mapping[str, Any]) -> str:
 def current_line() -> int | None:
     """Returns the line of the program that is being executed, seen from a guard or primitive that it called."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != FILENAME:
+    while frame is not None and _LINES not in frame.f_globals:  # its code would be audited, which takes time
         frame = frame.f_back
     return None if frame is None else _written_line(frame, frame.f_lineno)
 
