@@ -26,7 +26,9 @@ def test_two_sharded_processes_train_like_one(single, sharded):
     assert trajectory({"rows": wrong}) != pytest.approx(trajectory(single), rel=1e-4)
 
 
-@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize(
+    "aggregation", ["token", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sequence", "constant"))]
+)
 def test_packed_gradients_of_two_processes_equal_padded_ones_of_one(aggregation, tmp_path):
     import torch
 
