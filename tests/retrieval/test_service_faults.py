@@ -128,6 +128,7 @@ def test_a_hung_server_voids_and_one_that_goes_on_lets_the_run_resume(running, c
             _ = other.executor  # a run does not even begin
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_comes_back_and_comes_back_with_another_index(server, tmp_path):
     processes = [ServerProcess(tmp_path)]
     port = processes[0].port
