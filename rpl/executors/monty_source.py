@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from rpl.errors import BudgetExceeded, ProgramSyntaxError
+from rpl.executors.reading import reading
 from rpl.programs.checks import bound_names
 from rpl.programs.grammar import BUILTINS, GLOBALS, PRIMITIVES, parse_tree
 from rpl.programs.printing import unparse
@@ -68,15 +68,11 @@ def instrument(source: str, max_chars: int) -> MontySource:
         ProgramSyntaxError: It is not Python.
         ForbiddenConstruct: It is outside the program language.
     """
-    if len(source) > max_chars:
-        raise BudgetExceeded("source", f"the program has {len(source):,} characters; the limit is {max_chars:,}")
-    try:
+    with reading(source, max_chars):
         _, tree = parse_tree(source)
         instrumented = ast.fix_missing_locations(_Instrumenter(bound_names(tree)).visit(tree))
         text = unparse(instrumented)
         places = tuple(_places(instrumented, ast.parse(text)))
-    except (RecursionError, MemoryError):
-        raise ProgramSyntaxError("the program is nested too deeply") from None
     return MontySource(text, places)
 
 
