@@ -8,7 +8,7 @@ the Atlas data; the time is good to a factor of two.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rpl.cycle.config import PhaseConfig
@@ -61,7 +61,8 @@ class Costs:
         """
         if phase.kind in ("rl", "sft"):
             work = self.work(phase, data, model)
-            return START_S + int(trainer.get("max_steps", 100)) * self._spent(work)
+            steps = int(trainer.get("max_steps", 100 if phase.kind == "rl" else 75))
+            return START_S + steps * self._spent(work)
         if phase.kind == "harvest":
             count = phase.num_questions or 1000
             controlled = min(phase.harvest.control_questions or 0, count)
@@ -97,8 +98,9 @@ class Costs:
     def _sampled(self, questions: int, written: int, shown: int) -> float:
         if not questions:
             return 0.0
-        work = Workload(questions=questions, prompt=PROMPT, written=written, shown=shown, rows=self.rows)
-        return self._spent(replace(work, kept=0.0))
+        return self._spent(
+            Workload(questions=questions, prompt=PROMPT, written=written, shown=shown, rows=self.rows, kept=0.0)
+        )
 
 
 def describe_plan(schedule: Schedule, phases: Sequence[PhaseConfig], names: Sequence[str]) -> str:
