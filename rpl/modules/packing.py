@@ -8,7 +8,6 @@ indices are for is in `shared_attention`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +16,7 @@ import torch
 from torch import Tensor
 
 from rpl.errors import ConfigError
-from rpl.rollouts.slots import shared_length
-
-MIN_SHARED = 8
-"""Tokens that must be common for a segment of their own; shorter ones cost more in attention than they save."""
+from rpl.modules.prefix_tree import PackedSize, segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,47 +112,19 @@ def plan_packed(sequences: Sequence[tuple[int, ...]], token_budget: int) -> list
     """
     if token_budget < 1:
         raise ConfigError(f"tokens_per_micro_batch must be at least 1, got {token_budget}")
-    order = sorted(range(len(sequences)), key=lambda i: sequences[i])
-    plan: list[tuple[int, list[int]]] = []
-    for index in order:
-        if plan:
-            part = [*plan[-1][1], index]
-            size = sum(s.end - s.start for s in _segments([sequences[i] for i in part]))
-            if size <= token_budget:
-                plan[-1] = (size, part)
-                continue
-        plan.append((len(sequences[index]), [index]))
-    return [sorted(part) for _, part in sorted(plan, key=lambda entry: -entry[0])]
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Tokens from `start` to `end` that the sequences from `first` to `last` have in common; ends are exclusive."""
-
-    start: int
-    end: int
-    first: int
-    last: int
-
-
-def _segments(rows: Sequence[tuple[int, ...]]) -> list[_Segment]:
-    """Cuts sorted sequences into segments, parents before children: a radix tree without its short edges."""
-    common = [0, *(shared_length(a, b, min(len(a), len(b))) for a, b in itertools.pairwise(rows))]
-    found: list[_Segment] = []
-    stack = [(0, len(rows), 0)] if rows else []
-    while stack:
-        first, last, start = stack.pop()
-        if last - first == 1:
-            if len(rows[first]) > start:
-                found.append(_Segment(start, len(rows[first]), first, last))
-            continue
-        shared = min(common[first + 1 : last])
-        if shared - start >= MIN_SHARED:
-            found.append(_Segment(start, shared, first, last))
-            start = shared
-        cuts = [first, *(i for i in range(first + 1, last) if common[i] == shared), last]
-        stack += [(a, b, start) for a, b in itertools.pairwise(cuts)]
-    return found
+    parts: list[list[int]] = []
+    sizes: list[int] = []
+    tree = PackedSize()
+    for index in sorted(range(len(sequences)), key=lambda i: sequences[i]):
+        size = tree.add(sequences[index])
+        if parts and size <= token_budget:
+            parts[-1].append(index)
+            sizes[-1] = size
+        else:
+            tree = PackedSize()
+            parts.append([index])
+            sizes.append(tree.add(sequences[index]))
+    return [sorted(parts[i]) for i in sorted(range(len(parts)), key=lambda i: -sizes[i])]
 
 
 def pack_tokens(token_ids: Sequence[tuple[int, ...]], loss_masks: Sequence[Sequence[bool]]) -> Packing:
@@ -177,15 +145,15 @@ def pack_tokens(token_ids: Sequence[tuple[int, ...]], loss_masks: Sequence[Seque
     tokens: list[int] = []
     positions: list[int] = []
     paths: list[list[int]] = [[] for _ in rows]  # the packed tokens of each row
-    segments: list[tuple[list[int], list[int]]] = []  # context and own tokens
-    for segment in _segments(rows):
+    parts: list[tuple[list[int], list[int]]] = []  # context and own tokens
+    for segment in segments(rows):
         context = list(paths[segment.first])
         own = list(range(len(tokens), len(tokens) + segment.end - segment.start))
         tokens += rows[segment.first][segment.start : segment.end]
         positions += range(segment.start, segment.end)
         for row in range(segment.first, segment.last):
             paths[row] += own
-        segments.append((context, own))
+        parts.append((context, own))
     places: dict[tuple[int, int], int] = {}
     expand: list[int] = []
     path_of = {index: paths[row] for row, index in enumerate(order)}
@@ -202,7 +170,7 @@ def pack_tokens(token_ids: Sequence[tuple[int, ...]], loss_masks: Sequence[Seque
         _int([predictor for predictor, _ in places]),
         _int([target for _, target in places]),
         _int(expand),
-        _layout(segments, len(tokens)),
+        _layout(parts, len(tokens)),
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rpl.modules.packing import Bucket, Layout
-from rpl.rollouts.attention import grouped_attention
+from rpl.rollouts.attention import attention_kinds, grouped_attention
 
 NAME = "rpl_shared"
 
@@ -95,14 +95,8 @@ def _mask(bucket: Bucket, groups: int, dtype: torch.dtype) -> Tensor:
 
 def can_share(model: Any) -> bool:
     """Whether a model can take packed tokens: all its layers attend to all earlier tokens, through the interface."""
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    return (
-        bool(getattr(model, "_supports_attention_backend", False))
-        and not kinds - {"full_attention"}
-        and (bool(kinds) or not window)
-    )
+    through_interface = bool(getattr(model, "_supports_attention_backend", False))
+    return through_interface and attention_kinds(model.config) == {"full_attention"}
 
 
 def use_shared_attention(model: Any) -> None:

@@ -75,6 +75,25 @@ def grouped_attention(
     return out.reshape(batch, heads, length, value.shape[-1])
 
 
+def attention_kinds(config: Any) -> set[str]:
+    """Returns the kinds of attention in the layers of a model, as transformers names them.
+
+    Only in layers of the kind `full_attention` does each token attend to all earlier ones.
+    Where a configuration lists its layers, the list holds. Where its class knows no list (Mistral, Phi-3), a bare
+    `sliding_window` holds for every layer, even beside a list, which nothing would read.
+
+    Args:
+        config: The configuration of a transformers model.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if window and not (kinds and hasattr(type(config), "layer_types")):
+        kinds.add("sliding_attention")
+    if not kinds and getattr(config, "attention_chunk_size", None):
+        kinds.add("chunked_attention")
+    return kinds or {"full_attention"}
+
+
 def register() -> None:
     """Makes `attn_implementation="rpl_gqa"` known to transformers; may be called any number of times."""
     from transformers import AttentionInterface, AttentionMaskInterface

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rpl.errors import ConfigError
+from rpl.rollouts.attention import attention_kinds
 from rpl.rollouts.cache import Access, SlotCache
 from rpl.rollouts.draws import draw
 from rpl.rollouts.precision import SamplingMode
@@ -69,10 +70,11 @@ class HFSampler(Sampler):
         Raises:
             ConfigError: The model has layers that do not attend to all earlier tokens.
         """
-        kinds = set(getattr(model.config, "layer_types", None) or ())
-        if kinds - {"full_attention"}:
+        kinds = attention_kinds(model.config)
+        if kinds != {"full_attention"}:
             raise ConfigError(
-                f"HFSampler handles models with full attention only; {type(model).__name__} has {sorted(kinds)}"
+                f"HFSampler handles models with full attention only; {type(model).__name__} has {sorted(kinds)}: "
+                "use VLLMSampler"
             )
         self.model, self.tokenizer = model, tokenizer
         self._detectors = {}

@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpl.errors import ConfigError
+from rpl.modules import prefix_tree
 from rpl.modules.batching import TrainingSequence, collate, dummy_micro_batch, micro_batches
 from rpl.modules.losses import surrogate_loss, token_weights
-from rpl.modules.packing import MIN_SHARED, needed, pack_tokens, plan_packed
+from rpl.modules.packing import needed, pack_tokens, plan_packed
+from rpl.modules.prefix_tree import MIN_SHARED
 from rpl.modules.scoring import score_tokens
 from rpl.modules.shared_attention import NAME, can_share
 from rpl.rollouts.models import export_policy, load_policy
+from rpl.rollouts.slots import shared_length
 
 
 def groups(seed=0, number=4, single=True):
@@ -152,6 +155,54 @@ def test_every_sequence_is_in_one_micro_batch_within_the_budget(rows, budget):
         assert len(part) == 1 or computed([rows[i] for i in part if rows[i]] or [(1,)]) <= budget
 
 
+BRANCHES = st.lists(
+    st.lists(st.tuples(st.integers(0, 1), st.sampled_from([1, 3, 7, 8, 9])), max_size=6).map(
+        lambda runs: tuple(token for token, length in runs for _ in range(length))
+    ),
+    max_size=9,
+)
+"""The same with edges that are too short for a segment, at which the tree is not a trie."""
+
+
+def plan_one_by_one(rows, budget):
+    """The plan by definition: each sequence joins the latest part if the packing of both is small enough."""
+    parts = []
+    for index in sorted(range(len(rows)), key=lambda i: rows[i]):
+        if parts and packed_size(rows, [*parts[-1], index]) <= budget:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return [sorted(part) for part in sorted(parts, key=lambda part: -packed_size(rows, part))]
+
+
+def packed_size(rows, part):
+    some = [rows[i] for i in part if rows[i]]
+    return computed(some) if some else 0
+
+
+@given(BRANCHES, st.integers(1, 80))
+def test_the_plan_is_that_of_counting_each_packing(rows, budget):
+    assert plan_packed(rows, budget) == plan_one_by_one(rows, budget)
+
+
+def test_short_edges_matter_to_that_comparison(monkeypatch):
+    """A plan that took every edge for a segment would put more into a part than fits."""
+    rows = [(1,) * 7 + (2,), (1,) * 7 + (3,)]
+    assert plan_packed(rows, 15) == plan_one_by_one(rows, 15) == [[0], [1]]
+    monkeypatch.setattr(prefix_tree, "MIN_SHARED", 7)
+    assert plan_packed(rows, 15) == [[0, 1]]
+
+
+def test_planning_looks_at_each_sequence_once(monkeypatch):
+    """Each is compared with the one before it, and again if that begins a new part: no part is counted anew."""
+    calls = []
+    count = lambda *args: calls.append(args) or shared_length(*args)  # noqa: E731
+    monkeypatch.setattr(prefix_tree, "shared_length", count)
+    rows = [(*[1] * 20, i, j) for i in range(20) for j in range(20)]
+    assert len(plan_packed(rows, 10_000)) == 1
+    assert len(calls) == len(rows) - 1
+
+
 @given(ROWS.map(lambda rows: [row for row in rows if row]).filter(any))
 def test_every_beginning_is_computed_once(rows):
     """Against the set of all different beginnings, which are as many as there are nodes in a trie."""
@@ -222,16 +273,10 @@ def test_what_is_needed():
     assert needed((False, True)) == 1
 
 
-def test_models_that_cannot_share():
-    model = load_policy("tiny", "float32")[0]
+def test_a_model_that_does_not_go_through_the_interface_cannot_share(model, monkeypatch):
     assert can_share(model)
-    model.config.layer_types = ["full_attention", "sliding_attention"]
+    monkeypatch.setattr(type(model), "_supports_attention_backend", False)
     assert not can_share(model)
-    model.config.layer_types = None
-    model.config.sliding_window = 8
-    assert not can_share(model)
-    model.config.use_sliding_window = False
-    assert can_share(model)
 
 
 def test_an_exported_policy_does_not_ask_for_our_attention(tmp_path):

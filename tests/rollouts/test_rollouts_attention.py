@@ -1,10 +1,15 @@
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from rpl.rollouts.attention import gqa_attention
+from rpl.errors import ConfigError
+from rpl.modules.shared_attention import can_share
+from rpl.rollouts.attention import attention_kinds, gqa_attention
+from rpl.rollouts.hf_sampler import HFSampler
 from rpl.rollouts.models import load_policy
 
 B, HEADS, KEY_HEADS, DIM = 3, 6, 2, 8
@@ -72,3 +77,66 @@ def test_a_changed_key_projection_shows_in_those_logits():
         other.model.layers[0].self_attn.k_proj.weight.mul_(1.05)
         ids = torch.arange(3, 43)[None]
         assert (model(input_ids=ids).logits - other(input_ids=ids).logits).abs().max() > 1e-5
+
+
+SMALL = {
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOW = {"sliding_window": 4}
+CONFIGS = {
+    "no window": ("mistral", {"sliding_window": None}, {"full_attention"}),
+    "a bare window": ("mistral", WINDOW, {"sliding_attention"}),
+    "a bare window beside a list that is not read": (
+        "mistral",
+        WINDOW | {"layer_types": ["full_attention"]},
+        {"full_attention", "sliding_attention"},
+    ),
+    "a bare window, another class": ("phi3", WINDOW, {"sliding_attention"}),
+    "a window that is not used": ("qwen2", WINDOW, {"full_attention"}),
+    "a window for later layers than there are": (
+        "qwen2",
+        WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
+        {"full_attention"},
+    ),
+    "a window in the list": (
+        "qwen2",
+        WINDOW | {"use_sliding_window": True, "max_window_layers": 0},
+        {"sliding_attention"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "options", "kinds"), CONFIGS.values(), ids=CONFIGS)
+def test_the_kinds_of_attention_are_those_of_the_model(kind, options, kinds, tokenizer):
+    """What the configuration says is what the model does: with a window, the last token does not see the first."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SMALL, **options)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    assert attention_kinds(config) == kinds
+    ids = torch.arange(3, 13)[None]
+    other = ids.clone()
+    other[0, 0] = 19
+    with torch.no_grad():
+        seen = not torch.equal(model(input_ids=ids).logits[0, -1], model(input_ids=other).logits[0, -1])
+    assert seen == (kinds == {"full_attention"})
+    assert can_share(model) == seen
+    if seen:
+        HFSampler().connect(model, tokenizer)
+    else:
+        with pytest.raises(ConfigError, match="sliding_attention"):
+            HFSampler().connect(model, tokenizer)
+
+
+def test_kinds_without_a_list():
+    assert attention_kinds(SimpleNamespace(sliding_window=8)) == {"sliding_attention"}
+    assert attention_kinds(SimpleNamespace(sliding_window=8, use_sliding_window=False)) == {"full_attention"}
+    assert attention_kinds(SimpleNamespace(attention_chunk_size=8)) == {"chunked_attention"}
+    assert attention_kinds(SimpleNamespace(attention_chunk_size=None)) == {"full_attention"}

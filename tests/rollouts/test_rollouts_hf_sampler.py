@@ -468,14 +468,3 @@ def test_misuse_is_refused(tiny):
     for call in (lambda: session.add([5], 0), session.advance, lambda: session.drop(0)):
         with pytest.raises(ConfigError, match="closed"):
             call()
-
-
-def test_a_model_with_sliding_windows_is_refused(tiny):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
-        layer_types=["full_attention", "sliding_attention"], pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match="sliding_attention"):
-        HFSampler().connect(LlamaForCausalLM(config), tiny[1])
