@@ -1,6 +1,8 @@
 """Fixtures for all tests: a private cache, no network, no bars, no traces left behind."""
 
+import multiprocessing
 import os
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,29 @@ def _private_cache(tmp_path_factory):
     patch.setenv("TOKENIZERS_PARALLELISM", "false")
     yield
     patch.undo()
+
+
+@pytest.fixture(scope="session")
+def forks(_private_cache):
+    """Makes processes that need not import torch and Lightning: forks of one that has done so, and nothing else.
+
+    A context of `multiprocessing`; `forks.Process(target=..., args=...)` takes functions of test modules.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rpl.lightning_cli", "rpl.callbacks", "transformers.models.llama.modeling_llama"])
+    forkserver.ensure_running()  # now, with the environment that all tests begin with
+    return context
+
+
+@pytest.fixture(scope="session")
+def finished_cycle(tmp_path_factory):
+    """The run folder of a whole schedule with the tiny model; tests that change it take a copy."""
+    from rpl.cli import run
+
+    folder = tmp_path_factory.mktemp("cycle") / "run"
+    config = Path(__file__).parents[1] / "configs" / "tiny_cycle.yaml"
+    run(["cycle", "-c", str(config), "--run_dir", str(folder)])
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -106,11 +106,12 @@ def _rank_main(rank: int, port: int, out: str) -> None:
 
 
 @pytest.mark.dist
+@pytest.mark.usefixtures("forks")
 def test_two_processes_give_the_mean_over_all_questions(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(_rank_main, args=(port, str(tmp_path)), nprocs=2)
+    mp.start_processes(_rank_main, args=(port, str(tmp_path)), nprocs=2, start_method="forkserver")
     for rank in range(2):
         em, recall, idle = map(float, (tmp_path / f"{rank}.txt").read_text().split())
         assert em == pytest.approx(2 / 5), "the mean of the two processes' means would be 5/8"

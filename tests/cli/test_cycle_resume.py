@@ -1,5 +1,6 @@
 """A schedule that is killed in every phase and started again ends with the numbers of one that was not."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,16 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from rpl.cli import run
+from rpl.cli import main, run
 from rpl.errors import CheckpointError, ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = str(CONFIGS / "tiny_cycle.yaml")
 
 
-def started(run_dir, log):
-    command = [sys.executable, "-m", "rpl", "cycle", "-c", TINY, "--run_dir", str(run_dir)]
-    return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+def arguments(run_dir):
+    return ["cycle", "-c", TINY, "--run_dir", str(run_dir)]
+
+
+def in_own_session(run_dir, log):
+    """What a started process does: the command, as the leader of a session that its workers belong to."""
+    os.setsid()
+    with open(log, "a") as out:
+        for stream in (1, 2):
+            os.dup2(out.fileno(), stream)
+    main(arguments(run_dir))
 
 
 def begun(pattern):
@@ -35,18 +44,21 @@ PHASES = {
 }
 
 
-def kill_in(run_dir, phase, log):
+def kill_in(run_dir, phase, log, forks):
     """Starts the schedule, waits until the phase is half-way, and kills it with signal 9."""
-    process = started(run_dir, log)
+    process = forks.Process(target=in_own_session, args=(run_dir, log))
+    process.start()
     folder, deadline = run_dir / phase, time.monotonic() + 120
     try:
         while not PHASES[phase](folder):
-            assert process.poll() is None, f"ended before it could be killed in {phase}"
+            assert process.is_alive(), f"ended before it could be killed in {phase}: {log.read_text()[-3000:]}"
             assert time.monotonic() < deadline, f"{phase} never got half-way"
             time.sleep(0.002)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with contextlib.suppress(ProcessLookupError):  # it may have failed before it led a session
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
     return not (folder / "done.json").exists()
 
 
@@ -68,44 +80,40 @@ def outcome(run_dir):
     return lines, results, (run_dir / "model" / "model.safetensors").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("whole") / "run"
-    run(["cycle", "-c", TINY, "--run_dir", str(run_dir)])
-    return run_dir
-
-
-def test_a_run_that_is_killed_in_every_phase_ends_with_the_same_numbers(whole, tmp_path):
-    run_dir = tmp_path / "run"
-    with (tmp_path / "log").open("w") as log:
-        interrupted = [kill_in(run_dir, phase, log) for phase in PHASES]
-        assert started(run_dir, log).wait(timeout=240) == 0
+@pytest.mark.timeout(600)
+def test_a_run_that_is_killed_in_every_phase_ends_with_the_same_numbers(finished_cycle, tmp_path, forks):
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    interrupted = [kill_in(run_dir, phase, log, forks) for phase in PHASES]
+    last = subprocess.run(
+        [sys.executable, "-m", "rpl", *arguments(run_dir)], timeout=240, capture_output=True, text=True
+    )
+    assert last.returncode == 0, last.stderr[-3000:]
     assert sum(interrupted) >= 4, "the kills came too late to interrupt the phases"
-    killed, uninterrupted = outcome(run_dir), outcome(whole)
+    killed, uninterrupted = outcome(run_dir), outcome(finished_cycle)
     for mine, theirs in zip(killed, uninterrupted, strict=True):
         assert mine == theirs
 
 
-def test_the_run_folder_holds_what_the_readme_says(whole):
-    names = {p.name for p in whole.iterdir()}
+def test_the_run_folder_holds_what_the_readme_says(finished_cycle):
+    names = {p.name for p in finished_cycle.iterdir()}
     assert {"config.yaml", "environment.json", "metrics.jsonl", "rollouts.jsonl", "repairs.jsonl"} <= names
     assert {"results.json", "report.md", "learning.png", "frontier.png", "model"} <= names
-    results = json.loads((whole / "results.json").read_text())
+    results = json.loads((finished_cycle / "results.json").read_text())
     rows = [(row["name"], row["phase"]) for row in results["rows"]]
     assert rows[:4] == [("direct", "start"), ("policy", "rl"), ("policy", "sft"), ("policy", "rl-2")]
     assert all(row["metrics"]["em"]["n"] == 10 for row in results["rows"])
     assert sum(bool(row.get("best")) for row in results["rows"]) == 1
 
 
-def test_a_finished_run_is_not_run_again(whole):
-    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*.jsonl")}
-    run(["cycle", "-c", TINY, "--run_dir", str(whole)])
-    assert {p: p.stat().st_mtime_ns for p in whole.rglob("*.jsonl")} == before
+def test_a_finished_run_is_not_run_again(finished_cycle):
+    before = {p: p.stat().st_mtime_ns for p in finished_cycle.rglob("*.jsonl")}
+    run(arguments(finished_cycle))
+    assert {p: p.stat().st_mtime_ns for p in finished_cycle.rglob("*.jsonl")} == before
 
 
-def test_the_folder_of_another_config_is_refused(whole):
+def test_the_folder_of_another_config_is_refused(finished_cycle):
     with pytest.raises(CheckpointError, match=r"another configuration[\s\S]*seed: there 0, now 7"):
-        run(["cycle", "-c", TINY, "--run_dir", str(whole), "--seed", "7"])
+        run(["cycle", "-c", TINY, "--run_dir", str(finished_cycle), "--seed", "7"])
 
 
 def test_a_folder_that_is_no_run_folder_is_refused(tmp_path):

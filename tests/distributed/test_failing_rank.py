@@ -3,26 +3,34 @@
 import time
 
 import pytest
-from sharded_runs import start
+from sharded_runs import Runs, start
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
 
 
-def fail(out, **options):
-    """Runs two processes of which one fails; returns the finished run and the seconds from the fault to its end."""
-    done = start(out, processes=2, **options)
-    return done, time.time() - float(out.with_suffix(".crashed").read_text())
+def seconds_since_the_fault(folder):
+    return time.time() - float((folder / "run" / "crashed").read_text())
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_exception_on_one_rank_ends_both_with_its_cause(rank, tmp_path):
-    done, seconds = fail(tmp_path / "r", strategy="fsdp", crash="raise", crash_rank=rank)
+def fail(folder, launcher=(), **options):
+    """Runs a script of two processes of which rank 1 fails; returns it and the seconds from the fault to its end."""
+    done = start(folder, options, 2, launcher)
+    return done, seconds_since_the_fault(folder)
+
+
+def test_an_exception_on_rank_1_ends_both_with_its_cause(tmp_path):
+    done, seconds = fail(tmp_path / "r", strategy="fsdp", crash="raise")
     assert done.returncode != 0
     assert seconds < 30
-    assert "ValueError: a made-up fault" in done.stderr
-    if rank == 1:  # only rank 0 writes lines that begin like this
-        assert "rpl: rank 1 failed: ValueError: a made-up fault (" in done.stderr
+    assert "rpl: rank 1 failed: ValueError: a made-up fault (" in done.stderr
+
+
+def test_an_exception_on_rank_0_ends_both_with_its_cause(tmp_path, forks):
+    runs = Runs(tmp_path, {"run": {"crash": "raise", "crash_rank": 0}}, forks, 2, "fsdp")
+    assert seconds_since_the_fault(tmp_path) < 30
+    assert runs.exit_codes == [1, 1]
+    assert "ValueError: a made-up fault" in runs.said(0)
 
 
 def test_a_killed_rank_ends_the_other_with_a_cause(tmp_path):
@@ -34,7 +42,7 @@ def test_a_killed_rank_ends_the_other_with_a_cause(tmp_path):
 
 @pytest.mark.slow
 def test_the_cause_reaches_rank_0_under_torchrun(tmp_path):
-    done, seconds = fail(tmp_path / "r", strategy="fsdp", crash="raise", launcher=TORCHRUN)
+    done, seconds = fail(tmp_path / "r", TORCHRUN, strategy="fsdp", crash="raise")
     assert done.returncode != 0
     assert seconds < 60
     assert "rpl: rank 1 failed: ValueError: a made-up fault (" in done.stderr

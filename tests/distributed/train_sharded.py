@@ -1,17 +1,15 @@
-"""Run by test_sharded_training.py as a script, because Lightning's launcher starts further processes from sys.argv.
+"""Trains GRPO and SFT modules on CPU, in one process or in one of several; started by sharded_runs.py.
 
-Trains a GRPO or SFT module on CPU and writes what each iteration logged to a file, which is the verdict: exit codes of
-process groups are not reliable.
+Writes what each iteration logged to files, which are the verdict: exit codes of process groups are not reliable.
 """
 
-import argparse
 import json
 import os
 import signal
 import sys
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -115,96 +113,124 @@ class Recorder(pl.Callback):
         self.rows.append({k: float(v) for k, v in trainer.callback_metrics.items() if "time/" not in k})
 
 
-def strategy(name, devices):
+@dataclass
+class Case:
+    """One training. What it writes goes to `folder`."""
+
+    folder: Path
+    task: str = "grpo"
+    strategy: str = "auto"
+    precision: str = "32-true"
+    real: bool = False
+    fault: int = -1
+    """The rank whose retriever is broken."""
+    steps: int = 6
+    ckpt: str | None = None
+    lora: bool = False
+    packing: str = "shared"
+    aggregation: str = "token"
+    lopsided: bool = False
+    """Rank 0 has all questions."""
+    guard: bool = False
+    """Iteration 1 has no entropy on the last rank."""
+    crash: str | None = None
+    """How a rank fails in the second iteration: `raise` or `kill`."""
+    crash_rank: int = 1
+
+    def __post_init__(self):
+        self.folder = Path(self.folder)
+
+
+def strategy(name):
     if name == "fsdp":
         return FSDP2Strategy()
     return DDPStrategy(process_group_backend="gloo") if name == "ddp" else "auto"
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--task", default="grpo")
-    parser.add_argument("--strategy", default="auto")
-    parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--precision", default="32-true")
-    parser.add_argument("--real", action="store_true")
-    parser.add_argument("--fault", type=int, default=-1, help="the rank whose retriever is broken")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--ckpt")
-    parser.add_argument("--lora", action="store_true")
-    parser.add_argument("--packing", choices=["shared", "plain"], default="shared")
-    parser.add_argument("--aggregation", choices=["token", "sequence", "constant"], default="token")
-    parser.add_argument("--lopsided", action="store_true", help="rank 0 has all questions")
-    parser.add_argument("--guard", action="store_true", help="iteration 1 has no entropy on the last rank")
-    parser.add_argument("--crash", choices=["raise", "kill"], help="how a rank fails in the second iteration")
-    parser.add_argument("--crash_rank", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-
-    rollout = RolloutConfig(max_turns=2, max_new_tokens=10 if args.real else 80)
+def train(case, world):
+    torch.manual_seed(0)  # as in a process of its own
+    case.folder.mkdir(parents=True, exist_ok=True)
+    rollout = RolloutConfig(max_turns=2, max_new_tokens=10 if case.real else 80)
     common = {
         "policy": "tiny",
         "rollout": rollout,
-        "sampler": HFSampler() if args.real else ScriptedSampler(),
+        "sampler": HFSampler() if case.real else ScriptedSampler(),
         "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
         "tokens_per_micro_batch": 300,
         "gradient_clip": 0.3,
-        "packing": args.packing,
-        "lora": LoRAConfig(rank=4) if args.lora else None,
+        "packing": case.packing,
+        "lora": LoRAConfig(rank=4) if case.lora else None,
     }
-    if args.task == "grpo":
-        module = Lopsided(group_size=4, beta=0.05, updates_per_iteration=2, aggregation=args.aggregation, **common)
-        module.real_sampling = args.real
+    if case.task == "grpo":
+        module = Lopsided(group_size=4, beta=0.05, updates_per_iteration=2, aggregation=case.aggregation, **common)
+        module.real_sampling = case.real
     else:
         module = SFTModule(**common)
     recorder, states, gradients = Recorder(), States(), Gradients()
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=args.devices,
-        strategy=strategy(args.strategy, args.devices),
-        precision=args.precision,
-        max_steps=args.steps,
+        devices=world,
+        strategy=strategy(case.strategy),
+        precision=case.precision,
+        max_steps=case.steps,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        default_root_dir=args.out.parent,
+        default_root_dir=case.folder,
         callbacks=[
             recorder,
-            *([CollapseGuard(patience=1, keep_every=1, sampler_gap_above=None)] if args.guard else []),
+            *([CollapseGuard(patience=1, keep_every=1, sampler_gap_above=None)] if case.guard else []),
             states,
             gradients,
         ],
     )
-    module.executor = FakeExecutor(broken=trainer.global_rank == args.fault)
-    items = QUESTIONS if args.task == "grpo" else [Example(q) for q in QUESTIONS]
-    rank, world = trainer.global_rank, args.devices
+    rank = trainer.global_rank
+    module.executor = FakeExecutor(broken=rank == case.fault)
+    items = QUESTIONS if case.task == "grpo" else [Example(q) for q in QUESTIONS]
     result = {}
-    if rank == args.crash_rank and args.crash:
-        module.crash = (args.crash, args.out.with_suffix(".crashed"))
-    if rank == world - 1 and args.guard:
+    if rank == case.crash_rank and case.crash:
+        module.crash = (case.crash, case.folder / "crashed")
+    if rank == world - 1 and case.guard:
         module.dull_iteration = 1
     try:
         val = ListLoader(QUESTIONS[:5], 2 // world or 1, rank, world)
-        train = ListLoader(items, 4 // world, rank, world)
-        if args.lopsided:
-            train.batches = [items[s : s + 4] if rank == 0 else [] for s in range(0, len(items), 4)]
-        data = ListData(train, val)
-        trainer.fit(module, datamodule=data, ckpt_path=args.ckpt)
+        loader = ListLoader(items, 4 // world, rank, world)
+        if case.lopsided:
+            loader.batches = [items[s : s + 4] if rank == 0 else [] for s in range(0, len(items), 4)]
+        trainer.fit(module, datamodule=ListData(loader, val), ckpt_path=case.ckpt)
         result["rows"], result["before"], result["after"] = recorder.rows, states.before, states.after
         result["val"] = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")}
-        torch.save(gradients.first, args.out.with_suffix(f".{rank}.gradients"))
-        trainer.save_checkpoint(args.out.with_suffix(".ckpt"))
-        module.export_policy(args.out.with_suffix(".policy"))
+        torch.save(gradients.first, case.folder / f"rank{rank}.gradients")
+        trainer.save_checkpoint(case.folder / "checkpoint.ckpt")
+        module.export_policy(case.folder / "policy")
     except Exception as error:  # the test reads which error it was
         result["error"] = f"{type(error).__name__}: {error}"
-        if args.crash:
+        if case.crash:
             raise
-    args.out.with_suffix(f".{rank}.json").write_text(json.dumps(result))
+    (case.folder / f"rank{rank}.json").write_text(json.dumps(result))
+
+
+def main(cases, processes):
+    """Trains the cases of a JSON file, one after the other, in the same processes."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for options in json.loads(Path(cases).read_text()):
+        train(Case(**options), int(processes))
+
+
+def rank_main(cases, rank, processes, port):
+    """Is one of several processes that were started already, which Lightning finds out from their environment."""
+    with open(cases.parent / f"rank{rank}.log", "w") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    os.environ["RPL_HOME"] = str(cases.parent / "home")
+    if processes > 1:
+        place = {"LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in place.items()}
+    main(cases, processes)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

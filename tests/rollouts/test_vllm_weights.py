@@ -1,14 +1,11 @@
 """What is sent to an engine: whole weights under ordinary names, noticed when they change, agreed on by all ranks."""
 
 import copy
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from sync_sharded import sync
 from vllm_fakes import Faults, Server
 
 from rpl.errors import SamplerError
@@ -85,35 +82,32 @@ def test_errors_become_one_line():
 
 
 @pytest.mark.dist
-def test_ranks_of_a_sharded_run_share_a_server_and_fail_together():
+def test_ranks_of_a_sharded_run_share_a_server_and_fail_together(forks):
     model, tokenizer = load_policy("tiny")
     faults = Faults()
-    with Server(model, tokenizer, faults) as server, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        ranks = []
+    with Server(model, tokenizer, faults) as server:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ends, processes = [], []
         for rank in range(2):
-            where = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            environment = os.environ | {name: str(value) for name, value in where.items()} | {"OMP_NUM_THREADS": "1"}
-            command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "sync_sharded.py"), server.url]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            ranks.append(subprocess.Popen(command, env=environment, text=True, **pipes))
+            here, there = forks.Pipe()
+            processes.append(forks.Process(target=sync, args=(rank, port, server.url, there)))
+            processes[-1].start()
+            there.close()  # so that the end of the process ends the pipe
+            ends.append(here)
         try:
-            for process in ranks:
-                lines = iter(process.stdout.readline, "")  # gloo writes lines of its own
-                report = next((line for line in lines if line.startswith("synced")), None)
-                assert report == "synced 1, gap small\n", report or process.stderr.read()[-3000:]
+            for end in ends:
+                assert end.recv() == "synced 1, gap small"
             assert server.weights.loads == server.weights.resets == 1
             faults.reload = "no memory left"
-            for process in ranks:
-                process.stdin.write("go on\n")
-                process.stdin.flush()
-            said = [process.communicate(timeout=120)[0] for process in ranks]
+            for end in ends:
+                end.send("go on")
+            said = [end.recv() for end in ends]
         finally:
-            for process in ranks:
+            for process in processes:
                 process.kill()
-                process.communicate()
+                process.join()
     assert "no memory left" in said[0]
     assert "rank 0 failed, so rank 1 stops, too" in said[1]
     assert "no memory left" in said[1]

@@ -1,0 +1,41 @@
+"""Trainings for all tests of this folder, on one process and on two, in as few processes as possible."""
+
+import pytest
+from sharded_runs import Runs
+
+
+@pytest.fixture(scope="session")
+def one(tmp_path_factory, forks):
+    cases = {
+        "grpo": {},
+        "padded": {"steps": 2, "packing": "plain"},
+        "sft": {"task": "sft", "steps": 3},
+        "lora": {"steps": 4, "lora": True},
+    }
+    return Runs(tmp_path_factory.mktemp("one"), cases, forks)
+
+
+@pytest.fixture(scope="session")
+def two(tmp_path_factory, forks):
+    cases = {
+        "grpo": {},
+        "short": {"steps": 2},
+        "lopsided": {"lopsided": True},
+        "sampled": {"precision": "bf16-mixed", "real": True},
+        "sft": {"task": "sft", "steps": 3, "strategy": "ddp"},
+        "lora": {"steps": 4, "lora": True},
+        "short lora": {"steps": 2, "lora": True},
+        "guard": {"guard": True},
+        "fault": {"fault": 1},  # the last one: after it, all processes believe in a failure
+    }
+    return Runs(tmp_path_factory.mktemp("two"), cases, forks, 2, "fsdp")
+
+
+@pytest.fixture(scope="session")
+def resumed(two, tmp_path_factory, forks):
+    """In other processes than those that wrote the checkpoints."""
+    cases = {
+        "grpo": {"ckpt": str(two.folder / "short" / "checkpoint.ckpt")},
+        "lora": {"steps": 4, "lora": True, "ckpt": str(two.folder / "short lora" / "checkpoint.ckpt")},
+    }
+    return Runs(tmp_path_factory.mktemp("resumed"), cases, forks, 2, "fsdp")
