@@ -26,7 +26,7 @@ from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus import Corpus, read_corpus
 from rpl.retrieval.engines import KEYWORD_ENGINES, Analysis, KeywordEngine, make
 from rpl.retrieval.fusion import reciprocal_rank_fusion
-from rpl.retrieval.index_files import ensure_index, load_encoder, load_index
+from rpl.retrieval.indexing.folder import ensure_index, load_encoder, load_index
 from rpl.types import Passage
 
 ENGINES = ("bm25s", "bm25s-nostem", "lucene", "dense", "rrf", "rrf+rerank")
@@ -67,7 +67,7 @@ class Bench:
         config = LibraryConfig(dense=True, encoder=args.encoder, encoder_precision=args.precision)
         encoder = load_encoder(config)
         ensure_index(self.corpus, self.work / self.folder.name / "index", config, encoder, say)
-        return load_index(self.work / self.folder.name / "index", config, self.corpus, encoder)
+        return load_index(self.work / self.folder.name / "index", config, self.corpus.fingerprint, encoder)
 
     def keyword(self, name: str, analysis: Analysis) -> Callable[[Sequence[str]], list[list[Passage]]]:
         """Builds a keyword engine where there is none yet, and opens it."""

@@ -29,6 +29,10 @@ class RetrieverError(RPLError):
     """Retrieval itself failed (index, encoder, server): an infrastructure fault, never a property of a program."""
 
 
+class DownloadError(RPLError):
+    """A file could not be fetched: the network, server or disk failed, or what came is not what was promised."""
+
+
 class ExecutorError(RPLError):
     """The sandbox itself failed (a worker cannot be started or kept alive): an infrastructure fault."""
 

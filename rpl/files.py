@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,16 @@ def cache_dir() -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file under a temporary name in the same folder, then renames it into place."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file as `write_text` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -61,24 +68,50 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields pairs of line number (from 1) and JSON object; empty lines are skipped. `.gz` files are unpacked.
 
     Raises:
-        DataError: The file does not exist, or a line is not a JSON object.
+        DataError: The file does not exist or is damaged, or a line is not UTF-8 or not a JSON object.
     """
     import gzip
 
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path}:{number}: not JSON ({error.msg} at column {error.colno})") from error
-            if not isinstance(value, dict):
-                raise DataError(f"{path}:{number}: expected a JSON object, got {type(value).__name__}")
-            yield number, value
+    number = 0
+    try:
+        with opener(path, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                line = _decoded(raw, path, number)
+                if line.strip():
+                    yield number, _json_object(line, path, number)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read behind line {number} ({error})") from error
+
+
+def _json_object(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{number}: not JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
+        raise DataError(f"{path}:{number}: not JSON that can be read ({error})") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}:{number}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _decoded(raw: bytes, path: Path, number: int) -> str:
+    if number == 1:
+        raw = raw.removeprefix(codecs.BOM_UTF8)
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"byte 0x{raw[error.start]:02x} at position {error.start + 1}"
+        if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            what = "it starts as UTF-16 does"
+        raise DataError(f"{path}:{number}: cannot be read as UTF-8 ({what}); save the file as UTF-8") from error
+    if "\0" in line:
+        what = "it has zero bytes, as UTF-16 does"
+        raise DataError(f"{path}:{number}: cannot be read as UTF-8 ({what}); save the file as UTF-8")
+    return line
 
 
 def read_appended(path: Path) -> list[dict[str, Any]]:

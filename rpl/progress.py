@@ -7,11 +7,17 @@ import sys
 from typing import Any
 
 
-def progress_bar(total: int | None, description: str, unit: str = "it") -> Any:
-    """Opens a tqdm bar (a context manager with `update(n)`).
+def progress_bar(total: int | None, description: str, unit: str = "it", initial: int = 0) -> Any:
+    """Opens a tqdm bar (a context manager with `update(n)`), with `initial` already done.
 
     Set `RPL_PROGRESS=0` to turn all bars off. Where standard error is not a terminal the bar prints a line every
     ten seconds instead of redrawing itself.
+
+    Args:
+        total: Of what `unit` counts.
+        description: What is being done.
+        unit: What is counted; bytes (`B`) are shown in kB, MB and GB.
+        initial: How much of it was done before, which counts as done but not as work of this process.
     """
     from tqdm import tqdm
 
@@ -19,6 +25,8 @@ def progress_bar(total: int | None, description: str, unit: str = "it") -> Any:
         total=total,
         desc=description,
         unit=unit,
+        unit_scale=unit == "B",
+        initial=initial,
         file=sys.stderr,
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
         dynamic_ncols=True,

@@ -1,4 +1,4 @@
-"""`rpl data`: writes the embedded Atlas data set, or checks a user's own corpus and questions."""
+"""`rpl data`: fetches published data, writes the embedded Atlas data set, or checks a user's own files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from rpl.commands.fetching import run_fetch_data
 from rpl.commands.parsing import call, dispatch
 from rpl.errors import DataError
 
@@ -64,5 +65,6 @@ def run(args: Sequence[str]) -> Any:
     actions = {
         "atlas": (lambda rest: call("data atlas", atlas, rest), "write the embedded Atlas data set as JSON lines"),
         "check": (lambda rest: call("data check", check, rest), "check a corpus, and questions over it"),
+        "fetch": (run_fetch_data, "fetch a published corpus or published questions"),
     }
     return dispatch("data", actions, args)

@@ -15,12 +15,9 @@ from rpl.errors import BudgetExceeded, PrimitiveError
 from rpl.executors.fuel import Fuel
 from rpl.executors.values import ProgramPassage, as_program_passage
 from rpl.programs.grammar import PRIMITIVES
-from rpl.retrieval.base import MAX_K
+from rpl.retrieval.base import MAX_K, MAX_QUERY_CHARS
 from rpl.retrieval.fusion import reciprocal_rank_fusion, unique
 from rpl.types import Passage
-
-MAX_QUERY_CHARS = 20_000
-"""Longest query text."""
 
 MAX_ID_CHARS = 1_000
 """Longest passage id."""

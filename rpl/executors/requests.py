@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rpl.executors.primitives import MAX_ID_CHARS, MAX_QUERY_CHARS
+from rpl.executors.primitives import MAX_ID_CHARS
 from rpl.executors.process import WorkerGone
 from rpl.executors.protocol import clean
-from rpl.retrieval.base import MAX_K
+from rpl.retrieval.base import MAX_K, MAX_QUERY_CHARS
 from rpl.types import Passage, TraceError
 
 MAX_ERROR_CHARS = 1_000

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from rpl.errors import PrimitiveError
-from rpl.retrieval.base import MAX_K
+from rpl.retrieval.base import MAX_K, MAX_QUERY_CHARS
 from rpl.retrieval.corpus import is_encodable
 
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
@@ -20,9 +20,6 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 DEFAULT_K = 10
 """The `k` of a search that does not name one."""
-
-MAX_QUERY_CHARS = 2_000
-"""The longest query a program may send; the encoders read far less of it."""
 
 MAX_RERANK = 200
 """The most passages one call of `rerank` accepts."""

@@ -10,6 +10,9 @@ from rpl.types import Passage
 MAX_K = 100
 """The largest `k` that any primitive accepts."""
 
+MAX_QUERY_CHARS = 2_000
+"""The longest query of a search: as far as encoders read, and at most 1,000 words, of which Lucene takes 1,024."""
+
 
 class Retriever(ABC):
     """Finds passages for queries."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpl.errors import DataError, MissingDependencyError, RetrieverError
-from rpl.progress import progress_bar
 from rpl.retrieval.base import Retriever
+from rpl.retrieval.bm25_arrays import build_arrays
 from rpl.retrieval.corpus import REBUILD, Corpus
 from rpl.retrieval.engines import Analysis, KeywordEngine
 from rpl.retrieval.tokens import Tokenizer
@@ -38,24 +39,14 @@ class BM25Retriever(Retriever):
 
     @classmethod
     def build(cls, corpus: Corpus, tokenizer: Tokenizer, k1: float = 0.9, b: float = 0.4) -> BM25Retriever:
-        """Indexes a corpus.
+        """Indexes a corpus for use in this process.
 
         Raises:
             DataError: No passage holds a single indexable word.
         """
-        # Bare term ids from the start: a corpus of lists of strings would not fit in memory at millions of passages.
-        vocabulary: dict[str, int] = {}
-        numbers: list[list[int]] = []
-        with progress_bar(len(corpus), "keyword index", "passage") as bar:
-            for position in range(len(corpus)):
-                terms = tokenizer(corpus.contents(position))
-                numbers.append([vocabulary.setdefault(term, len(vocabulary)) for term in terms])
-                bar.update(1)
-        if not vocabulary:
-            raise DataError("corpus: no passage holds a word that keyword search could index")
-        index = _bm25s().BM25(k1=k1, b=b, method="lucene", backend="numpy")
-        index.index((numbers, vocabulary), create_empty_token=False, show_progress=False)
-        return cls(corpus, tokenizer, index)
+        # The arrays stay mapped after their files are gone.
+        with tempfile.TemporaryDirectory(prefix="rpl-bm25-") as scratch:
+            return cls(corpus, tokenizer, _index(corpus, tokenizer, k1, b, Path(scratch)))
 
     def save(self, folder: Path) -> None:
         """Writes the index files into a folder."""
@@ -98,11 +89,15 @@ class BM25S(KeywordEngine):
     """bm25s: pure Python and numpy, files mapped from disk; the default."""
 
     subfolder: ClassVar[str | None] = "bm25"
+    package: ClassVar[str | None] = "bm25s"
 
     def build(self, corpus: Corpus, folder: Path, analysis: Analysis) -> None:
         """Writes the index; see `KeywordEngine.build`."""
         tokenizer = Tokenizer(analysis.stemmer, analysis.stop_words)
-        BM25Retriever.build(corpus, tokenizer, analysis.k1, analysis.b).save(folder)
+        # Beside the index, where there is room for it, and not in /tmp.
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+            index = _index(corpus, tokenizer, analysis.k1, analysis.b, Path(scratch))
+            BM25Retriever(corpus, tokenizer, index).save(folder)
 
     def load(self, corpus: Corpus, folder: Path, analysis: Analysis) -> BM25Retriever:
         """Maps the index; see `KeywordEngine.load`."""
@@ -127,6 +122,22 @@ def top_k(scores: NDArray[Any], candidates: NDArray[np.int64], k: int) -> NDArra
         candidates = candidates[values >= bound]
         values = scores[candidates]
     return candidates[np.argsort(-values, kind="stable")[:k]]
+
+
+def _index(corpus: Corpus, tokenizer: Tokenizer, k1: float, b: float, scratch: Path) -> Any:
+    """Returns a `bm25s.BM25` object of a corpus, as its own indexer would make it."""
+    arrays = build_arrays(corpus, tokenizer, k1, b, scratch)
+    index = _bm25s().BM25(k1=k1, b=b, method="lucene", backend="numpy")
+    index.scores = {
+        "data": arrays.data,
+        "indices": arrays.indices,
+        "indptr": arrays.indptr,
+        "num_docs": len(corpus),
+    }
+    index.nonoccurrence_array = None
+    index.vocab_dict = arrays.vocabulary
+    index.unique_token_ids_set = range(len(arrays.vocabulary))
+    return index
 
 
 def _bm25s() -> Any:

@@ -1,4 +1,4 @@
-"""The passages of a library, in memory, and the reader of corpus files.
+"""The passages of a library, and the reader of corpus files.
 
 A corpus file holds one JSON object a line, either `{"id", "title", "text"}` or the pyserini form `{"id", "contents"}`
 in which `contents` is the quoted title, a line break and the text. Files may be gzipped.
@@ -7,7 +7,8 @@ in which `contents` is the quoted title, a line break and the text. Files may be
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from rpl.types import Passage
 
 REBUILD = "delete the index folder and build it again"
 """What to do about an index that is damaged or does not fit; ends messages."""
+
+_SLICE = 1024
 
 
 def contents(title: str, text: str) -> str:
@@ -35,34 +38,62 @@ class Corpus:
         ids: Unique, non-empty ids.
         titles: One a passage; may be empty strings.
         texts: One a passage; not empty.
+        find: Returns the place of an id, or `None`. With it the columns are used as they are, for instance mapped from
+            a file (see `rpl.retrieval.indexing.corpus_store`), and trusted; without it they are copied into memory and
+            checked.
+        fingerprint: What `fingerprint` would compute, where it is known.
 
     Raises:
         DataError: The lengths differ, an id repeats, or there is no passage.
     """
 
-    def __init__(self, ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> None:
+    def __init__(
+        self,
+        ids: Sequence[str],
+        titles: Sequence[str],
+        texts: Sequence[str],
+        *,
+        find: Callable[[str], int | None] | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
         if not len(ids) == len(titles) == len(texts):
             raise DataError(f"corpus: {len(ids)} ids, {len(titles)} titles and {len(texts)} texts do not fit together")
-        if not ids:
+        if not len(ids):
             raise DataError("corpus: there are no passages")
-        self.ids = list(ids)
-        self.titles = list(titles)
-        self.texts = list(texts)
-        self._positions = {id_: position for position, id_ in enumerate(self.ids)}
-        if len(self._positions) != len(self.ids):
-            repeated = next(i for position, i in enumerate(self.ids) if self._positions[i] != position)
-            raise DataError(f"corpus: id {repeated!r} is used by more than one passage")
-        self.fingerprint = _fingerprint(self.ids, self.titles, self.texts)
+        if find is None:
+            ids, titles, texts = list(ids), list(titles), list(texts)
+            places = {id_: position for position, id_ in enumerate(ids)}
+            if len(places) != len(ids):
+                repeated = next(i for position, i in enumerate(ids) if places[i] != position)
+                raise DataError(f"corpus: id {repeated!r} is used by more than one passage")
+            find = places.get
+        self.ids = ids
+        self.titles = titles
+        self.texts = texts
+        self._find = find
+        self._fingerprint = fingerprint
+
+    @cached_property
+    def fingerprint(self) -> str:
         """Hash of all ids, titles and texts in order; independent of the form of the file they came from."""
+        if self._fingerprint is not None:
+            return self._fingerprint
+        state = Fingerprint()
+        for passage in self:
+            state.add(passage.id, passage.title, passage.text)
+        return state.hexdigest()
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __contains__(self, id_: object) -> bool:
-        return id_ in self._positions
+        return isinstance(id_, str) and self._find(id_) is not None
 
     def __iter__(self) -> Iterator[Passage]:
-        return (self.passage(position) for position in range(len(self)))
+        for start in range(0, len(self), _SLICE):
+            rows = slice(start, start + _SLICE)
+            for id_, title, text in zip(self.ids[rows], self.titles[rows], self.texts[rows], strict=True):
+                yield Passage(id_, title, text)
 
     def get(self, id_: str) -> Passage:
         """Returns a passage by its id.
@@ -70,7 +101,7 @@ class Corpus:
         Raises:
             KeyError: There is no such passage.
         """
-        return self.passage(self._positions[id_])
+        return self.passage(self.position(id_))
 
     def position(self, id_: str) -> int:
         """Returns the place of an id in corpus order, from 0.
@@ -78,7 +109,10 @@ class Corpus:
         Raises:
             KeyError: There is no such passage.
         """
-        return self._positions[id_]
+        position = self._find(id_)
+        if position is None:
+            raise KeyError(id_)
+        return position
 
     def passage(self, position: int, score: float = 0.0, rank: int = 0) -> Passage:
         """Returns the passage at a place in corpus order, with a score and a rank."""
@@ -88,9 +122,32 @@ class Corpus:
         """Returns what is indexed for the passage at a place in corpus order."""
         return contents(self.titles[position], self.texts[position])
 
+    def contents_between(self, start: int, stop: int) -> list[str]:
+        """Returns what is indexed for the passages at the places from `start` up to `stop`."""
+        rows = slice(start, stop)
+        return [contents(*row) for row in zip(self.titles[rows], self.texts[rows], strict=True)]
+
+
+class Fingerprint:
+    """The hash behind `Corpus.fingerprint`, passage by passage."""
+
+    def __init__(self) -> None:
+        self._state = hashlib.sha256()
+
+    def add(self, *values: str) -> None:
+        """Takes in id, title and text of the next passage."""
+        for value in values:
+            data = value.encode("utf-8")
+            self._state.update(len(data).to_bytes(8, "big"))
+            self._state.update(data)
+
+    def hexdigest(self) -> str:
+        """Returns 16 hexadecimal digits."""
+        return self._state.hexdigest()[:16]
+
 
 def read_corpus(path: str | Path) -> Corpus:
-    """Reads a corpus file (`.jsonl` or `.jsonl.gz`), in either form, and checks every line.
+    """Reads a corpus file (`.jsonl` or `.jsonl.gz`), in either form, into memory, and checks every line.
 
     Raises:
         DataError: The file is missing or damaged, or a line is wrong; the message names file, line and field.
@@ -100,22 +157,34 @@ def read_corpus(path: str | Path) -> Corpus:
     titles: list[str] = []
     texts: list[str] = []
     lines: dict[str, int] = {}
-    try:
-        for number, record in read_jsonl(path):
-            where = f"{path}:{number}"
-            id_ = text_field(record, "id", where)
-            if id_ in lines:
-                raise DataError(f"{where}: id {id_!r} was already used in line {lines[id_]}; ids must be unique")
-            lines[id_] = number
-            title, text = title_and_text(record, where)
-            ids.append(id_)
-            titles.append(title)
-            texts.append(text)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-    if not ids:
-        raise DataError(f"{path}: there are no passages in this file")
+    for number, id_, title, text in read_passages(path):
+        if id_ in lines:
+            raise repeated_id(path, id_, lines[id_], number)
+        lines[id_] = number
+        ids.append(id_)
+        titles.append(title)
+        texts.append(text)
     return Corpus(ids, titles, texts)
+
+
+def read_passages(path: Path) -> Iterator[tuple[int, str, str, str]]:
+    """Yields line number (from 1), id, title and text of each passage of a corpus file, checked but for repeated ids.
+
+    Raises:
+        DataError: The file is missing, damaged or without passages, or a line is wrong; the message names file, line
+            and field.
+    """
+    number = 0
+    for number, record in read_jsonl(path):
+        where = f"{path}:{number}"
+        yield number, text_field(record, "id", where), *title_and_text(record, where)
+    if not number:
+        raise DataError(f"{path}: there are no passages in this file")
+
+
+def repeated_id(path: Path, id_: str, first: int, again: int) -> DataError:
+    """Returns the error for an id that stands in two lines of a corpus file."""
+    return DataError(f"{path}:{again}: id {id_!r} was already used in line {first}; ids must be unique")
 
 
 def text_field(record: dict[str, Any], field: str, where: str, allow_empty: bool = False) -> str:
@@ -172,13 +241,3 @@ def title_and_text(record: dict[str, Any], where: str) -> tuple[str, str]:
     if len(head) >= 2 and head.startswith('"') and head.endswith('"'):
         head = head[1:-1]
     return head, text
-
-
-def _fingerprint(*columns: Sequence[str]) -> str:
-    state = hashlib.sha256()
-    for row in zip(*columns, strict=True):
-        for value in row:
-            data = value.encode("utf-8")
-            state.update(len(data).to_bytes(8, "big"))
-            state.update(data)
-    return state.hexdigest()[:16]

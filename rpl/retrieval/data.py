@@ -29,17 +29,14 @@ def read_numbered_questions(path: str | Path) -> list[tuple[int, Question]]:
     path = Path(path)
     found: list[tuple[int, Question]] = []
     lines: dict[str, int] = {}
-    try:
-        for number, record in read_jsonl(path):
-            where = f"{path}:{number}"
-            question = _question(record, where)
-            if question.id in lines:
-                first = lines[question.id]
-                raise DataError(f"{where}: id {question.id!r} was already used in line {first}; ids must be unique")
-            lines[question.id] = number
-            found.append((number, question))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
+    for number, record in read_jsonl(path):
+        where = f"{path}:{number}"
+        question = _question(record, where)
+        if question.id in lines:
+            first = lines[question.id]
+            raise DataError(f"{where}: id {question.id!r} was already used in line {first}; ids must be unique")
+        lines[question.id] = number
+        found.append((number, question))
     if not found:
         raise DataError(f"{path}: there are no questions in this file")
     return found

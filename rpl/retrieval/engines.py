@@ -69,6 +69,8 @@ class KeywordEngine(ABC):
 
     subfolder: ClassVar[str | None]
     """Where its files lie in an index folder; `None` if it writes none."""
+    package: ClassVar[str | None] = None
+    """The package whose minor version decides whether its files can be read; `None` if there is none."""
     search_only: ClassVar[frozenset[str]] = frozenset()
     """Settings that do not change the index, so that one index may be opened with any value of them."""
 
@@ -140,6 +142,8 @@ class VectorIndex(ABC):
 class DenseIndex(ABC):
     """Settings of a dense index."""
 
+    package: ClassVar[str | None] = None
+    """The package whose minor version decides whether its files can be read; `None` if there is none."""
     search_only: ClassVar[frozenset[str]] = frozenset()
     """Settings that do not change the index, so that one index may be opened with any value of them."""
 

@@ -84,6 +84,7 @@ class _Built(DenseIndex):
         ConfigError: There are fewer candidates than a program may ask for.
     """
 
+    package: ClassVar[str | None] = "faiss-cpu"
     search_only: ClassVar[frozenset[str]] = frozenset({"candidates", "rescore"})
 
     candidates: int = 200
@@ -103,6 +104,16 @@ class _Built(DenseIndex):
         """Returns how many rows to learn from."""
         return min(passages, 100_000)
 
+    def _cost(self, size: int, passages: int, dim: int, itemsize: int, training: int = 0) -> IndexCost:
+        """Returns the cost of an index that takes `size` bytes and learns with `training` bytes."""
+        # float32 rows are added as they are mapped, others are converted a slice at a time.
+        converted = 0 if itemsize == 4 else 4 * dim * min(passages, _CHUNK)
+        return IndexCost(disk=size, memory=size, build_memory=max(size + converted, training))
+
+    def _reserve(self, faiss: Any, index: Any, passages: int) -> None:
+        """Makes room for all rows at once: what grows by doubling is in memory twice while it is moved."""
+        _make_room(index.codes, passages * index.code_size)
+
     def _open(self, faiss: Any, index: Any) -> Any:
         """Returns the index as it is searched."""
         return index
@@ -120,6 +131,7 @@ class _Built(DenseIndex):
         try:
             if not index.is_trained:
                 index.train(_sample(embeddings, self._training_rows(passages)))
+            self._reserve(faiss, index, passages)
             with progress_bar(passages, f"dense index ({name})", "passage") as bar:
                 for start in range(0, passages, _CHUNK):
                     rows = np.ascontiguousarray(embeddings[start : start + _CHUNK], dtype=np.float32)
@@ -155,7 +167,7 @@ class SQ8(_Built):
 
     def cost(self, passages: int, dim: int, itemsize: int = 4) -> IndexCost:
         """Returns one byte a number; see `DenseIndex.cost`."""
-        return IndexCost(*[passages * dim] * 3)
+        return self._cost(passages * dim, passages, dim, itemsize, 4 * dim * self._training_rows(passages))
 
 
 @dataclass(frozen=True)
@@ -167,7 +179,7 @@ class FP16(_Built):
 
     def cost(self, passages: int, dim: int, itemsize: int = 4) -> IndexCost:
         """Returns two bytes a number; see `DenseIndex.cost`."""
-        return IndexCost(*[2 * passages * dim] * 3)
+        return self._cost(2 * passages * dim, passages, dim, itemsize)
 
 
 @dataclass(frozen=True)
@@ -215,9 +227,19 @@ class HNSW(_Built):
 
     def cost(self, passages: int, dim: int, itemsize: int = 4) -> IndexCost:
         """Returns vectors and links; see `DenseIndex.cost`."""
-        # 2M links of 4 bytes in the lowest layer, M in each of the few nodes above it; a level and an offset a node.
-        links = 8 * self.neighbours * (1 + 0.5 / (self.neighbours - 1)) + 12
-        return IndexCost(*[int(passages * (dim * _BYTES[self.storage] + links))] * 3)
+        # A link has 4 bytes; besides, each node has a level of 4 and an offset of 8.
+        size = int(passages * (dim * _BYTES[self.storage] + 4 * self._links + 12))
+        training = 4 * dim * self._training_rows(passages) if self.storage == "sq8" else 0
+        return self._cost(size, passages, dim, itemsize, training)
+
+    @property
+    def _links(self) -> float:
+        """Links of a node on average: 2M in the lowest layer, and M in each of the few above it."""
+        return 2 * self.neighbours * (1 + 0.5 / (self.neighbours - 1))
+
+    def _reserve(self, faiss: Any, index: Any, passages: int) -> None:
+        super()._reserve(faiss, faiss.downcast_index(index.storage), passages)
+        _make_room(index.hnsw.neighbors, int(passages * self._links))
 
 
 @dataclass(frozen=True)
@@ -299,7 +321,18 @@ class IVFPQ(_Built):
         """Returns codes, ids and centres; see `DenseIndex.cost`."""
         lists, parts = self._lists(passages), self._parts(dim)
         size = passages * (math.ceil(parts * self.bits / 8) + 8) + lists * dim * 4 + dim * 4 * (1 << self.bits)
-        return IndexCost(disk=size, memory=size, build_memory=size + self._training_rows(passages) * dim * 4)
+        # The sample, and for the codes a part of it and what that leaves over from the centres.
+        rows = self._training_rows(passages)
+        return self._cost(size, passages, dim, itemsize, 4 * dim * (rows + 2 * min(rows, 256 << self.bits)))
+
+    def _reserve(self, faiss: Any, index: Any, passages: int) -> None:
+        """Does nothing: each list grows by itself."""
+
+
+def _make_room(vector: Any, size: int) -> None:
+    """Lets a vector of faiss have the memory that it will need; it stays empty."""
+    vector.resize(size)
+    vector.resize(0)
 
 
 def _sample(embeddings: NDArray[Any], count: int) -> NDArray[np.float32]:

@@ -16,20 +16,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rpl.errors import PrimitiveError, ProgramError, RetrieverError
 from rpl.files import digest
-from rpl.retrieval.arguments import DEFAULT_K, MAX_QUERY_CHARS, MAX_RERANK, PARAMETERS, check_arguments
-from rpl.retrieval.base import Reranker, Retriever
+from rpl.retrieval.arguments import DEFAULT_K, MAX_RERANK, PARAMETERS, check_arguments
+from rpl.retrieval.base import MAX_QUERY_CHARS, Reranker, Retriever
 from rpl.retrieval.batching import MicroBatcher
 from rpl.retrieval.cache import LRUCache
 from rpl.retrieval.canary import canary_sample
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus import Corpus
 from rpl.retrieval.counting import CallCounter
-from rpl.retrieval.links import LinkGraph
 from rpl.types import Passage
+
+if TYPE_CHECKING:
+    from rpl.retrieval.links import LinkGraph
 
 __all__ = [
     "DEFAULT_K",
@@ -200,6 +202,7 @@ class LocalLibrary(Library):
         bm25: Serves `bm25`.
         dense: Serves `dense`; `None` where the library has no embeddings.
         reranker: Serves `rerank`; `None` where it is off.
+        links: Serves `links`; `None` prepares the titles in memory, at the first call.
         settings: Everything besides the corpus that changes results (encoder, BM25 constants, …), in one string.
         cache_size: Results kept for repeated calls; 0 turns the cache off.
     """
@@ -211,6 +214,7 @@ class LocalLibrary(Library):
         dense: Retriever | None = None,
         reranker: Reranker | None = None,
         *,
+        links: LinkGraph | None = None,
         settings: str = "",
         cache_size: int = 50_000,
     ) -> None:
@@ -219,7 +223,7 @@ class LocalLibrary(Library):
         self.bm25 = bm25
         self.dense = dense
         self.reranker = reranker
-        self.link_graph = LinkGraph(corpus)
+        self.link_graph = links or _in_memory(corpus)
         self.batchers: dict[str, MicroBatcher] = {
             # The backend is looked up at each search, so that one that is replaced takes over.
             name: MicroBatcher(lambda queries, k, name=name: getattr(self, name).search(queries, k), name)  # type: ignore[misc]
@@ -296,6 +300,13 @@ class LocalLibrary(Library):
         assert self.reranker is not None
         passages = [self.corpus.get(id_) for id_ in args["passages"]]
         return self.reranker.rerank(args["query"], passages)[: args["k"]] if passages else []
+
+
+def _in_memory(corpus: Corpus) -> LinkGraph:
+    # Settings and remote libraries, which import this file, do without numpy.
+    from rpl.retrieval.links import LinkGraph
+
+    return LinkGraph(corpus)
 
 
 def _outcome(

@@ -12,33 +12,34 @@ Not covered: redirects, abbreviations, inflected forms, and links that are in th
 
 from __future__ import annotations
 
-import re
-import unicodedata
+import threading
+from pathlib import Path
 
-from rpl.retrieval.cache import LRUCache
+import numpy as np
+
 from rpl.retrieval.corpus import Corpus
-from rpl.retrieval.stopwords import STOP_WORDS
+from rpl.retrieval.titles import TitleTable
 from rpl.types import Passage
 
-_WORD = re.compile(r"\w+")
-_DISAMBIGUATION = re.compile(r"^(.*\S)\s*\([^()]*\)$")
-_CHARACTERS = str.maketrans({"’": "'", "‘": "'", "`": "'", "“": '"', "”": '"', "–": "-", "—": "-", "‐": "-", "‑": "-"})
-_EDGES = frozenset(" \"'.,:;!?¡¿…*")
-_MIN_LETTERS = 3
+MAX_PASSAGES = 1_000
+"""How many passages of one title can be linked: the first in corpus order. It bounds the work of a call."""
+
+LINKS_VERSION = 1
+"""Goes up when the files that `build_links` writes change."""
 
 
 class LinkGraph:
-    """Finds links on demand; the titles are prepared once, at first use.
+    """Finds links on demand, in time that grows with the text of the passage and not with the corpus.
 
     Args:
         corpus: The passages.
-        cache_size: Passages whose links are remembered.
+        titles: Its titles; `None` prepares them in memory, at first use.
     """
 
-    def __init__(self, corpus: Corpus, cache_size: int = 50_000) -> None:
+    def __init__(self, corpus: Corpus, titles: TitleTable | None = None) -> None:
         self.corpus = corpus
-        self._titles: _TitleTable | None = None
-        self._cache: LRUCache[tuple[int, ...]] = LRUCache(cache_size)
+        self._titles = titles
+        self._lock = threading.Lock()
 
     def links(self, passage_id: str, k: int) -> list[Passage]:
         """Returns the passages whose titles the text of a passage mentions.
@@ -55,117 +56,44 @@ class LinkGraph:
         Raises:
             KeyError: There is no such passage.
         """
-        start = self.corpus.position(passage_id)
-        targets = self._cache.get(start)
-        if targets is None:
-            targets = self._find(start)
-            self._cache.put(start, targets)
-        return [self.corpus.passage(p, 1.0 / (rank + 1), rank) for rank, p in enumerate(targets[:k])]
+        targets = self._find(self.corpus.position(passage_id), k)
+        return [self.corpus.passage(p, 1.0 / (rank + 1), rank) for rank, p in enumerate(targets)]
 
-    def _find(self, start: int) -> tuple[int, ...]:
-        if self._titles is None:
-            self._titles = _TitleTable(self.corpus.titles)
-        own = self._titles.same_title(start)
-        found: dict[int, None] = {}
-        for position in self._titles.mentions(self.corpus.texts[start], start):
-            found.setdefault(position)
-        others = [p for p in found if p not in own]
-        siblings = [p for p in found if p in own and p != start]
-        return tuple(others + siblings)
+    def _find(self, start: int, k: int) -> list[int]:
+        titles = self._prepared()
+        own = titles.number(self.corpus.titles[start])
+        family = titles.passages(own)[0] if own is not None else np.array([start], np.uint32)
+        others: dict[int, None] = {}
+        siblings: dict[int, None] = {}
+        for number in titles.mentions(self.corpus.texts[start], own):
+            for row in titles.passages(number):
+                first = row[:MAX_PASSAGES]
+                places = np.searchsorted(family, first)
+                related = family[np.minimum(places, len(family) - 1)] == first
+                others.update(dict.fromkeys(first[~related].tolist()))
+                siblings.update(dict.fromkeys(first[related].tolist()))
+            if len(others) >= k:
+                break
+        siblings.pop(start, None)
+        return [*others, *siblings][:k]
 
-
-class _TitleTable:
-    """Looks titles up by their first word and number of words, so that a text is scanned once."""
-
-    def __init__(self, titles: list[str]) -> None:
-        self._surfaces: dict[str, list[int]] = {}
-        self._lengths: dict[str, set[int]] = {}
-        self._capital: dict[str, bool] = {}
-        self._keys: list[str | None] = []
-        shortened: list[tuple[str, int]] = []
-        for position, title in enumerate(titles):
-            self._keys.append(self._add(title, position))
-            match = _DISAMBIGUATION.match(title.strip())
-            if match:
-                shortened.append((match.group(1), position))
-        # Whole titles first: "Pepo" itself comes before "Pepo (film)".
-        for title, position in shortened:
-            self._add(title, position)
-        self._longest_first = {word: sorted(lengths, reverse=True) for word, lengths in self._lengths.items()}
-
-    def same_title(self, position: int) -> set[int]:
-        """Returns the places of all passages with the title of this one, itself included."""
-        key = self._keys[position]
-        if key is None:
-            return {position}
-        return {p for p in self._surfaces[key] if self._keys[p] == key}
-
-    def mentions(self, text: str, start: int) -> list[int]:
-        """Returns the places of the passages whose titles a text mentions, in order of mention, with repeats.
-
-        Args:
-            text: The text of the passage at `start`.
-            start: Its own title does not hide shorter ones: "Borders of Mongolia" mentions Mongolia.
-        """
-        own = self._keys[start]
-        clean = _clean(text)
-        spans = [match.span() for match in _WORD.finditer(clean)]
-        words = [_fold(clean[a:b]) for a, b in spans]
-        found: list[int] = []
-        i = 0
-        while i < len(spans):
-            step = 1
-            for length in self._longest_first.get(words[i], ()):
-                if i + length > len(spans):
-                    continue
-                mention = clean[spans[i][0] : spans[i + length - 1][1]]
-                key = _fold(mention)
-                positions = self._surfaces.get(key)
-                if positions is not None and (not self._capital[key] or _has_capital(mention)):
-                    found += positions
-                    if key == own:
-                        continue
-                    step = length
-                    break
-            i += step
-        return found
-
-    def _add(self, title: str, position: int) -> str | None:
-        clean = _clean(title)
-        spans = [match.span() for match in _WORD.finditer(clean)]
-        if not spans:
-            return None
-        surface = clean[spans[0][0] : spans[-1][1]]
-        dropped = set(clean[: spans[0][0]] + clean[spans[-1][1] :])
-        if dropped - (_EDGES | set(")" if "(" in surface else "")):
-            # What is left of "÷ (album)" without its symbols would be another title.
-            return None
-        key = _fold(surface)
-        letters = sum(character.isalpha() for character in key)
-        caseless = letters > 0 and surface.lower() == surface.upper()
-        if letters == 0 or (letters < _MIN_LETTERS and not caseless) or key in STOP_WORDS:
-            return None
-        positions = self._surfaces.setdefault(key, [])
-        if position not in positions[-1:]:
-            positions.append(position)
-        # One title in lower case is enough to allow mentions in lower case.
-        self._capital[key] = self._capital.get(key, True) and _has_capital(surface)
-        self._lengths.setdefault(_fold(clean[slice(*spans[0])]), set()).add(len(spans))
-        return key
+    def _prepared(self) -> TitleTable:
+        with self._lock:
+            if self._titles is None:
+                self._titles = TitleTable.build(self.corpus.titles)
+            return self._titles
 
 
-def _clean(text: str) -> str:
-    """Joins white space and unifies quotes and dashes; keeps case and accents."""
-    return " ".join(unicodedata.normalize("NFC", text).translate(_CHARACTERS).split())
+def build_links(corpus: Corpus, folder: Path) -> None:
+    """Writes the titles of a corpus, as `load_links` needs them, into a folder that is made if there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    TitleTable.build(corpus.titles, folder)
 
 
-def _fold(text: str) -> str:
-    """Removes case and accents."""
-    if text.isascii():
-        return text.lower()
-    decomposed = unicodedata.normalize("NFKD", text.casefold())
-    return "".join(c for c in decomposed if not unicodedata.combining(c))
+def load_links(corpus: Corpus, folder: Path) -> LinkGraph:
+    """Maps what `build_links` wrote for this corpus.
 
-
-def _has_capital(text: str) -> bool:
-    return any(character.isupper() for character in text)
+    Raises:
+        DataError: The files cannot be read or do not fit together.
+    """
+    return LinkGraph(corpus, TitleTable.load(folder))

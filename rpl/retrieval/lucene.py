@@ -98,6 +98,7 @@ class Lucene(KeywordEngine):
     """
 
     subfolder: ClassVar[str | None] = "lucene"
+    package: ClassVar[str | None] = "pyserini"
 
     search_only: ClassVar[frozenset[str]] = frozenset({"threads"})
 

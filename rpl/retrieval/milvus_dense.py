@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,8 @@ class MilvusIndex(VectorIndex):
 @dataclass(frozen=True)
 class MilvusDense(MilvusSettings, DenseIndex):
     """Milvus, by default with the index that it chooses itself."""
+
+    package: ClassVar[str | None] = "pymilvus"
 
     def build(self, embeddings: NDArray[Any], folder: Path) -> None:
         """Inserts all rows; see `DenseIndex.build`."""

@@ -82,6 +82,7 @@ class MilvusKeyword(MilvusSettings, KeywordEngine):
     """Milvus with sparse vectors."""
 
     subfolder: ClassVar[str | None] = "milvus"
+    package: ClassVar[str | None] = "pymilvus"
 
     index_type: str = "SPARSE_INVERTED_INDEX"
     """Milvus' name of the index."""

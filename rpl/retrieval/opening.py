@@ -9,14 +9,13 @@ from typing import Any
 from rpl.errors import ConfigError
 from rpl.files import cache_dir, digest
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import Corpus, read_corpus
-from rpl.retrieval.encoders import Encoder
 from rpl.retrieval.engines import RerankEngine, dense_index, describe, rerank_engine
-from rpl.retrieval.index_files import LoadedIndex, Say, ensure_index, is_index_folder, load_encoder, load_index
+from rpl.retrieval.indexing.folder import LoadedIndex, Say, ensure_index, is_index_folder, load_encoder, load_index
+from rpl.retrieval.indexing.known_corpora import file_fingerprint
+from rpl.retrieval.indexing.manifest import FORMAT, index_settings
+from rpl.retrieval.indexing.plan import Plan
 from rpl.retrieval.library import LocalLibrary
-from rpl.retrieval.manifest import FORMAT, index_settings, package_versions
 from rpl.retrieval.rerank import CrossEncoder, LateInteraction
-from rpl.retrieval.tokens import TOKENIZER_VERSION
 
 
 def open_from_config(config: LibraryConfig, progress: Say | None = None) -> LocalLibrary:
@@ -27,16 +26,19 @@ def open_from_config(config: LibraryConfig, progress: Say | None = None) -> Loca
             raise ConfigError("library.index_dir must be left out where library.corpus is an index folder")
         loaded = load_index(source, config)
     else:
-        corpus = read_corpus(source)
         encoder = load_encoder(config) if config.dense else None
+        fingerprint: str | None = None
         if config.index_dir is None:
-            folder = cache_dir() / "indexes" / _key(corpus, config, encoder)
-            ensure_index(corpus, folder, config, encoder, progress)
+            fingerprint = file_fingerprint(source)
+            folder = cache_dir() / "indexes" / digest(Plan(config, encoder, fingerprint).key, str(FORMAT))
+            ensure_index(source, folder, config, encoder, progress)
         else:
             folder = Path(config.index_dir).expanduser()
-            if not is_index_folder(folder):
-                ensure_index(corpus, folder, config, encoder, progress)
-        loaded = load_index(folder, config, corpus, encoder)
+            if is_index_folder(folder):
+                fingerprint = file_fingerprint(source)
+            else:
+                ensure_index(source, folder, config, encoder, progress)
+        loaded = load_index(folder, config, fingerprint, encoder)
     return _assemble(loaded)
 
 
@@ -60,20 +62,6 @@ def resolve_corpus(name: str) -> Path:
     )
 
 
-def _key(corpus: Corpus, config: LibraryConfig, encoder: Encoder | None) -> str:
-    # A new minor version of bm25s may change its files, so it gets an index of its own.
-    builder = ".".join(package_versions().get("bm25s", "").split(".")[:2])
-    settings = json.dumps(index_settings(config), sort_keys=True)
-    return digest(
-        corpus.fingerprint,
-        settings,
-        encoder.fingerprint if encoder else "",
-        builder,
-        str(FORMAT),
-        str(TOKENIZER_VERSION),
-    )
-
-
 def _assemble(loaded: LoadedIndex) -> LocalLibrary:
     config, encoder = loaded.config, loaded.encoder
     engine = rerank_engine(config)
@@ -94,6 +82,7 @@ def _assemble(loaded: LoadedIndex) -> LocalLibrary:
         loaded.bm25,
         loaded.dense,
         engine.open(config, encoder) if engine is not None else None,
+        links=loaded.links,
         settings=json.dumps(settings, sort_keys=True),
         cache_size=config.cache_size,
     )

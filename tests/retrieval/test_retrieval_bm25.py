@@ -1,13 +1,17 @@
 """The fast keyword index against the exact reference, and the reference against numbers worked out by hand."""
 
 import math
+import tracemalloc
 
+import bm25s
 import numpy as np
 import pytest
 
 from rpl.errors import ConfigError, DataError
-from rpl.retrieval.bm25 import BM25Retriever, top_k
+from rpl.retrieval import bm25_arrays
+from rpl.retrieval.bm25 import BM25S, BM25Retriever, top_k
 from rpl.retrieval.corpus import Corpus
+from rpl.retrieval.engines import Analysis
 from rpl.retrieval.memory import MemoryBM25
 from rpl.retrieval.tokens import Tokenizer
 
@@ -110,3 +114,69 @@ def test_tokens_without_stemmer_and_with_stop_words():
 def test_unknown_stemmer():
     with pytest.raises(ConfigError, match=r"library\.stemmer must be none or one of .*english.*klingon"):
         Tokenizer("klingon")
+
+
+def own_index(corpus, tokenizer, k1, b):
+    """What bm25s' own indexer makes of the same tokens, numbered in the order of their first use."""
+    vocabulary = {}
+    numbers = [
+        [vocabulary.setdefault(term, len(vocabulary)) for term in tokenizer(text)]
+        for text in corpus.contents_between(0, len(corpus))
+    ]
+    index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+    index.index((numbers, vocabulary), create_empty_token=False, show_progress=False)
+    return index
+
+
+def same_files(one, two):
+    names = sorted(path.name for path in one.iterdir())
+    assert names == sorted(path.name for path in two.iterdir())
+    return [name for name in names if (one / name).read_bytes() == (two / name).read_bytes()] == names
+
+
+@pytest.mark.parametrize(("tokens", "passages"), [(1, 1), (64, 7), (100_000, 1024)])
+@pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.5, 0.75), (0.0, 1.0)])
+def test_the_files_are_those_of_bm25s_own_indexer(corpus, tmp_path, monkeypatch, tokens, passages, k1, b):
+    """In runs and ranges of one token, of some, and of all at once."""
+    monkeypatch.setattr(bm25_arrays, "BATCH_TOKENS", tokens)
+    monkeypatch.setattr(bm25_arrays, "_PASSAGES", passages)
+    own_index(corpus, Tokenizer(), k1, b).save(tmp_path / "own", show_progress=False)
+    BM25S().build(corpus, tmp_path / "ours", Analysis(k1, b))
+    assert same_files(tmp_path / "own", tmp_path / "ours")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "own"], "temporary files are gone"
+
+
+def test_the_smallest_change_of_a_constant_is_another_file(corpus, tmp_path):
+    own_index(corpus, Tokenizer(), 0.9 + 1e-7, 0.4).save(tmp_path / "own", show_progress=False)
+    BM25S().build(corpus, tmp_path / "ours", Analysis(0.9, 0.4))
+    assert not same_files(tmp_path / "own", tmp_path / "ours")
+
+
+def test_a_corpus_that_ends_in_passages_without_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(bm25_arrays, "BATCH_TOKENS", 1)
+    monkeypatch.setattr(bm25_arrays, "_PASSAGES", 1)
+    corpus = Corpus(list("abcd"), [""] * 4, ["lyon", "the", "of paris", "and"])
+    own_index(corpus, Tokenizer(), 0.9, 0.4).save(tmp_path / "own", show_progress=False)
+    BM25S().build(corpus, tmp_path / "ours", Analysis())
+    assert same_files(tmp_path / "own", tmp_path / "ours")
+
+
+def peak_bytes(function):
+    tracemalloc.start()
+    function()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_memory_is_that_of_a_run_and_not_of_the_corpus(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(bm25_arrays, "BATCH_TOKENS", 2_000)
+    monkeypatch.setattr(bm25_arrays, "_PASSAGES", 64)
+    texts = [" ".join(corpus.texts[i % 118 : i % 118 + 3]) for i in range(1_500)]
+    many = Corpus([str(i) for i in range(1_500)], [""] * 1_500, texts)
+    tokenizer = Tokenizer()
+    own_index(many, tokenizer, 0.9, 0.4)  # what is imported and remembered at the first use
+    ours = peak_bytes(lambda: BM25S().build(many, tmp_path / "ours", Analysis()))
+    theirs = peak_bytes(lambda: own_index(many, tokenizer, 0.9, 0.4))
+    assert ours < 450_000
+    assert theirs > 2 * 450_000

@@ -75,9 +75,43 @@ def test_bad_files(tmp_path):
         read_corpus(tmp_path / "missing.jsonl")
     with pytest.raises(DataError, match="no passages in this file"):
         read_corpus(write(tmp_path / "empty.jsonl"))
-    (tmp_path / "latin.jsonl").write_bytes(b'{"id": "a", "text": "\xe9"}\n')
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"id": "b", "text": "\xe9"}\n', r":2: cannot be read as UTF-8 \(byte 0xe9 at position 22\); save the file"),
+        (b'{"id": "b", "text": "\xc3', r":2: cannot be read as UTF-8 \(byte 0xc3 at position 22\)"),
+        (b'{"id": "b", "text": "\0x"}\n', r":2: cannot be read as UTF-8 \(it has zero bytes, as UTF-16 does\)"),
+        (b'{"id": "b", "n": ' + b"9" * 5000 + b"}\n", r":2: not JSON that can be read"),
+        (b'{"id": ' + b"[" * 100_000 + b"\n", r":2: not JSON"),
+    ],
+)
+def test_lines_that_are_no_text(tmp_path, data, message):
+    (tmp_path / "c.jsonl").write_bytes(b'{"id": "a", "text": "x"}\n' + data)
+    with pytest.raises(DataError, match=message):
+        read_corpus(tmp_path / "c.jsonl")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16(tmp_path, encoding):
+    (tmp_path / "c.jsonl").write_text(json.dumps(GOOD) + "\n", encoding=encoding)
+    with pytest.raises(
+        DataError, match=r"c\.jsonl:1: cannot be read as UTF-8 \(it .* as UTF-16 does\); save the file as UTF-8"
+    ):
+        read_corpus(tmp_path / "c.jsonl")
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path):
+    (tmp_path / "c.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n\r\n")
+    assert read_corpus(tmp_path / "c.jsonl").titles == ["Lyon"]
+
+
+def test_a_packed_file_with_rubbish_inside(tmp_path):
+    packed = gzip.compress((json.dumps(GOOD) + "\n").encode() * 1000)
+    (tmp_path / "c.jsonl.gz").write_bytes(packed[:40] + b"rubbish" + packed[47:])
     with pytest.raises(DataError, match="cannot be read"):
-        read_corpus(tmp_path / "latin.jsonl")
+        read_corpus(tmp_path / "c.jsonl.gz")
 
 
 def test_lookup_and_order():

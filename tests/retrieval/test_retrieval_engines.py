@@ -26,9 +26,9 @@ from rpl.retrieval.engines import (
     rerank_engine,
 )
 from rpl.retrieval.faiss_indexes import HNSW, IVFPQ, SQ8, Flat
-from rpl.retrieval.index_files import build_index, load_index
+from rpl.retrieval.indexing.folder import build_index, load_index
+from rpl.retrieval.indexing.manifest import index_settings
 from rpl.retrieval.library import open_library
-from rpl.retrieval.manifest import index_settings
 from rpl.retrieval.memory import MemoryBM25
 from rpl.retrieval.rerank import CrossEncoder, LateInteraction
 from rpl.retrieval.tokens import Tokenizer

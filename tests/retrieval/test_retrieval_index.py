@@ -2,28 +2,26 @@
 
 import json
 import multiprocessing
-import shutil
 import time
 
 import numpy as np
 import pytest
 
 from rpl import atlas
+from rpl.commands.index import run as index_command
 from rpl.errors import ConfigError, DataError, RetrieverError
 from rpl.files import cache_dir, write_jsonl
-from rpl.retrieval import estimate as estimating
-from rpl.retrieval import index_files
-from rpl.retrieval.bm25 import BM25Retriever
+from rpl.retrieval import bm25
 from rpl.retrieval.canary import probe
 from rpl.retrieval.corpus import Corpus, read_corpus
 from rpl.retrieval.data import check_against_corpus
 from rpl.retrieval.encoders import HashEncoder
-from rpl.retrieval.estimate import estimate
 from rpl.retrieval.health import require_healthy
-from rpl.retrieval.index_files import build_index, load_index
+from rpl.retrieval.indexing import folder as index_folder
+from rpl.retrieval.indexing.folder import build_index, load_index
+from rpl.retrieval.indexing.manifest import check_all_files, describe_manifest, read_manifest
 from rpl.retrieval.library import LibraryConfig, open_library
 from rpl.retrieval.locking import folder_lock
-from rpl.retrieval.tokens import Tokenizer
 
 CONFIG = LibraryConfig(dense=True, encoder="hash")
 CALLS = [
@@ -59,7 +57,7 @@ def test_an_index_folder_answers_like_its_corpus_file(corpus_file, index):
 
 def test_what_is_in_the_folder(index, corpus):
     names = {path.name for path in index.iterdir()}
-    assert names == {"corpus.jsonl", "bm25", "embeddings.npy", "manifest.json"}
+    assert names == {"corpus", "bm25", "links", "embeddings.npy", "manifest.json"}
     manifest = json.loads((index / "manifest.json").read_text())
     assert manifest["passages"] == len(corpus)
     assert manifest["dim"] == 64
@@ -75,7 +73,7 @@ def test_the_cached_index_is_built_once(corpus_file, monkeypatch):
     first = open_library(config(corpus_file), lines.append)
     assert any("building index" in line and "120 passages" in line for line in lines)
     assert len([p for p in (cache_dir() / "indexes").iterdir() if p.is_dir()]) == 1
-    monkeypatch.setattr(index_files, "_build", None)
+    monkeypatch.setattr(index_folder, "IndexBuild", None)
     again = open_library(config(corpus_file), lines.append)
     assert first.fingerprint == again.fingerprint
 
@@ -131,16 +129,6 @@ def test_a_folder_with_other_files_is_left_alone(corpus_file, tmp_path):
         build_index(corpus_file, corpus_file, CONFIG)
 
 
-def test_a_failed_build_leaves_nothing(corpus_file, tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OSError("disk is gone")
-
-    monkeypatch.setattr(index_files, "write_manifest", fail)
-    with pytest.raises(OSError, match="disk is gone"):
-        build_index(corpus_file, tmp_path / "index", CONFIG)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".index.lock", "corpus.jsonl"]
-
-
 def truncate(path):
     path.write_bytes(path.read_bytes()[:-10])
 
@@ -155,12 +143,13 @@ def flip(path):
     ("name", "damage", "message"),
     [
         ("manifest.json", truncate, "manifest.json: cannot be read"),
-        ("manifest.json", lambda p: p.write_text('{"format": 99}'), "index format 99, this version reads 1"),
-        ("manifest.json", lambda p: p.write_text('{"format": 1}'), "manifest.json: damaged"),
+        ("manifest.json", lambda p: p.write_text('{"format": 99}'), "index format 99, this version reads 2"),
+        ("manifest.json", lambda p: p.write_text('{"format": 2}'), "manifest.json: damaged"),
         ("embeddings.npy", truncate, "bytes instead of"),
         ("embeddings.npy", lambda p: p.unlink(), "embeddings.npy: missing"),
         ("embeddings.npy", flip, "its content has changed"),
-        ("corpus.jsonl", flip, "its content has changed"),
+        ("corpus/corpus.arrow", flip, "its content has changed"),
+        ("links/offsets.npy", flip, "its content has changed"),
         ("bm25/data.csc.index.npy", flip, "its content has changed"),
         ("bm25/vocab.index.json", lambda p: p.unlink(), "vocab.index.json: missing"),
     ],
@@ -172,7 +161,7 @@ def test_damage_is_noticed(index, name, damage, message):
 
 
 def test_another_tokeniser_makes_the_index_stale(index, monkeypatch):
-    monkeypatch.setattr("rpl.retrieval.manifest.TOKENIZER_VERSION", 2)
+    monkeypatch.setattr("rpl.retrieval.indexing.manifest.TOKENIZER_VERSION", 2)
     with pytest.raises(DataError, match="made by tokeniser 1, now 2"):
         load_index(index, CONFIG)
 
@@ -251,24 +240,24 @@ def test_a_folder_without_an_index_is_no_corpus(tmp_path, index):
 
 def test_an_index_that_answers_nonsense_is_refused(corpus_file, tmp_path, monkeypatch):
     """Passages shifted by half the corpus against their index: sizes fit, results come, and all of them are wrong."""
-    right = BM25Retriever.build.__func__
+    right = bm25.build_arrays
 
-    def shifted(cls, corpus, tokenizer, k1, b):
+    def shifted(corpus, *rest):
         ids = [*corpus.ids[60:], *corpus.ids[:60]]
         moved = Corpus(ids, [corpus.get(i).title for i in ids], [corpus.get(i).text for i in ids])
-        return right(cls, moved, tokenizer, k1, b)
+        return right(moved, *rest)
 
-    monkeypatch.setattr(BM25Retriever, "build", classmethod(shifted))
+    monkeypatch.setattr(bm25, "build_arrays", shifted)
     with pytest.raises(RetrieverError, match=r"keyword index fails its self-test: [01] of 8 passages"):
         build_index(corpus_file, tmp_path / "index", CONFIG)
     assert not (tmp_path / "index").exists()
 
 
 def test_embeddings_that_fit_no_passage_are_refused(corpus_file, tmp_path, monkeypatch):
-    def constant(corpus, encoder, path, dtype):
+    def constant(corpus, encoder, path, dtype, state):
         np.save(path, np.full((len(corpus), encoder.dim), encoder.dim**-0.5, dtype=dtype))
 
-    monkeypatch.setattr("rpl.retrieval.dense.embed_corpus", constant)
+    monkeypatch.setattr("rpl.retrieval.indexing.plan.embed_corpus", constant)
     with pytest.raises(RetrieverError, match=r"dense index fails its self-test: .* same first result"):
         build_index(corpus_file, tmp_path / "index", CONFIG)
 
@@ -288,21 +277,6 @@ def test_a_corpus_of_one_passage(tmp_path):
     write_jsonl(tmp_path / "c.jsonl", [{"id": "a", "title": "Lyon", "text": "A city."}])
     library = open_library(config(tmp_path / "c.jsonl"))
     assert [p.id for p in library.call("dense", {"query": "city", "k": 5}).passages] == ["a"]
-
-
-def test_estimate(corpus):
-    cost = estimate(corpus, Tokenizer(), HashEncoder(), "float16")
-    assert cost.embedding_bytes == 120 * 64 * 2
-    assert estimate(corpus, Tokenizer(), None).embedding_bytes == 0
-    assert "120 passages" in str(cost)
-    assert "on disk" in str(cost)
-
-
-def test_a_full_disk_is_noticed_before_the_work(corpus_file, tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(estimating.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ConfigError, match=r"library\.index_dir: the index needs about .* only 1 kB are free"):
-        build_index(corpus_file, tmp_path / "index", CONFIG)
 
 
 def _build_in_child(corpus_file, folder, log):
@@ -330,15 +304,52 @@ def test_two_builders_build_once(corpus_file, tmp_path):
     assert len(load_index(folder, CONFIG).corpus) == len(read_corpus(corpus_file))
 
 
-def test_remains_of_a_killed_build_are_cleared(corpus_file, tmp_path):
-    remains = tmp_path / ".index.building.abc"
-    remains.mkdir()
-    (remains / "half").write_text("x")
-    build_index(corpus_file, tmp_path / "index", CONFIG)
-    assert not remains.exists()
-
-
 def test_the_embedded_corpus():
     library = open_library(LibraryConfig(corpus="atlas-mini"))
     require_healthy(library)
     assert check_against_corpus(atlas.materialise("atlas-mini") / "questions.jsonl", library.corpus) == []
+
+
+def test_a_full_check_hashes_files_of_any_size(index, monkeypatch):
+    assert check_all_files(index) == sum(path.stat().st_size for path in index.rglob("*.*") if path.is_file()) - (
+        (index / "manifest.json").stat().st_size
+    )
+    flip(index / "embeddings.npy")
+    monkeypatch.setattr("rpl.retrieval.indexing.manifest.HASHED_AT_LOAD", 0)
+    read_manifest(index)
+    with pytest.raises(DataError, match=r"embeddings\.npy: its content has changed"):
+        check_all_files(index)
+
+
+def test_a_manifest_as_text(index, corpus):
+    text = describe_manifest(read_manifest(index))
+    assert f"120 passages, corpus {corpus.fingerprint}, embeddings of length 64" in text
+    assert [line.split()[0] for line in text.splitlines()[2:8]] == [
+        "part",
+        "corpus",
+        "keyword",
+        "links",
+        "embeddings",
+        "dense",
+    ]
+    assert '  encoder: "hash"\n' in text
+    assert "pyarrow" in text
+
+
+def test_the_command_with_a_file_of_options(corpus_file, tmp_path, capsys):
+    options = tmp_path / "index.yaml"
+    options.write_text(
+        f"corpus: {corpus_file}\nout: {tmp_path / 'index'}\nlibrary: {{dense: true, encoder: hash, dense_index: sq8}}\n"
+    )
+    index_command(["build", "-c", str(options), "--dry_run"])
+    assert "embeddings" in capsys.readouterr().out
+    assert not (tmp_path / "index").exists()
+    folder = index_command(["build", "-c", str(options), "--library.bm25_k1", "1.2"])
+    assert index_command(["info", str(folder)])["settings"]["bm25_k1"] == 1.2
+    assert "1.2" in capsys.readouterr().out
+    index_command(["check", str(folder), "--full", "--library.dense", "true", "--library.encoder", "hash"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("files       ok      ")
+    assert {line.split()[0] for line in lines} >= {"files", "bm25", "dense"}
+    index_command(["encode", str(folder)])
+    assert f"{folder}: the index is finished" in capsys.readouterr().err

@@ -9,8 +9,8 @@ from rpl.files import write_jsonl
 from rpl.retrieval import milvus
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.engines import Analysis
-from rpl.retrieval.index_files import build_index, load_index
-from rpl.retrieval.manifest import index_settings
+from rpl.retrieval.indexing.folder import build_index, load_index
+from rpl.retrieval.indexing.manifest import index_settings
 from rpl.retrieval.memory import MemoryBM25
 from rpl.retrieval.milvus_dense import MilvusDense
 from rpl.retrieval.milvus_keyword import MilvusKeyword

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rpl.errors import ConfigError, DataError
 from rpl.files import write_json
+from rpl.progress import progress_bar
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus import REBUILD
 from rpl.retrieval.engines import (
@@ -23,19 +24,31 @@ from rpl.retrieval.engines import (
     keyword_engine,
     make,
 )
-from rpl.retrieval.milvus import LIVE_FOLDER
+from rpl.retrieval.indexing.parts import HASHED_AT_LOAD, FinishedPart, belongs, file_hash
+from rpl.retrieval.tables import format_table
 from rpl.retrieval.tokens import TOKENIZER_VERSION
+from rpl.retrieval.units import duration_text, size_text
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 """Goes up when an older index folder can no longer be read."""
 
 _KEYWORD = ("bm25", "bm25_k1", "bm25_b", "stemmer", "stop_words")
 _DENSE = ("encoder", "passage_prefix", "embedding_dtype", "dense_index", "encoder_pooling", "encoder_max_tokens")
 _ADDED = {"dense_index": "flat", "encoder_pooling": None, "encoder_max_tokens": None}
 """Settings that older manifests do not name, with what they were; left out where they still are."""
-_PACKAGES = ("rpl", "bm25s", "PyStemmer", "numpy", "faiss-cpu", "sentence-transformers", "pyserini", "pymilvus")
-_HASHED_BYTES = 64 * 1024 * 1024
+_PACKAGES = (
+    "rpl",
+    "bm25s",
+    "PyStemmer",
+    "numpy",
+    "pyarrow",
+    "marisa-trie",
+    "faiss-cpu",
+    "sentence-transformers",
+    "pyserini",
+    "pymilvus",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +58,6 @@ class Manifest:
     format: int
     tokenizer: int
     corpus_fingerprint: str
-    corpus_file: str
     passages: int
     settings: dict[str, Any]
     """The settings that decided what is in the index, by their names in `LibraryConfig`."""
@@ -54,8 +66,10 @@ class Manifest:
     dim: int | None
     built_with: dict[str, str]
     """Versions of the packages that built it."""
+    parts: dict[str, dict[str, Any]]
+    """Key, path and seconds of each part, by its name; see `rpl.retrieval.indexing.parts`."""
     files: dict[str, dict[str, Any]]
-    """Size and, for files up to 64 MiB, SHA-256 of each file, by its path in the folder."""
+    """Size and SHA-256 of each file, by its path in the folder."""
 
 
 def index_settings(config: LibraryConfig) -> dict[str, Any]:
@@ -106,17 +120,15 @@ def _restored(name: str, built: Any) -> Any:
     return make(name, built, DenseIndex, DENSE_INDEXES) if name == "dense_index" else built  # type: ignore[type-abstract]
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes `manifest.json` with the sizes and hashes of all files that are in the folder now."""
-    # A database changes its own files while it is read.
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    paths = [path for path in paths if LIVE_FOLDER not in path.relative_to(folder).parts]
-    files = {path.relative_to(folder).as_posix(): _describe(path) for path in paths}
-    write_json(folder / MANIFEST, asdict(replace(manifest, files=files)))
+def write_manifest(folder: Path, manifest: Manifest, parts: Mapping[str, FinishedPart]) -> None:
+    """Writes `manifest.json`, with the parts that are in the folder."""
+    described = {n: {"key": p.key, "path": p.path, "seconds": round(p.seconds, 3)} for n, p in parts.items()}
+    files = {name: entry for part in parts.values() for name, entry in part.files.items()}
+    write_json(folder / MANIFEST, asdict(replace(manifest, parts=described, files=files)))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads `manifest.json` and checks that every file it names is there and whole.
+    """Reads `manifest.json` and checks that every file it names is there and has its size, and hashes small ones.
 
     Raises:
         DataError: The folder is no index, of another format, made by another tokeniser, or damaged.
@@ -138,8 +150,23 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.tokenizer != TOKENIZER_VERSION:
         raise DataError(f"{path}: made by tokeniser {manifest.tokenizer}, now {TOKENIZER_VERSION}; {REBUILD}")
     for name, expected in manifest.files.items():
-        _check_file(folder / name, expected)
+        _check_file(folder / name, expected, hashed=expected["bytes"] <= HASHED_AT_LOAD)
     return manifest
+
+
+def check_all_files(folder: Path) -> int:
+    """Hashes every file of an index, whatever its size, and returns how many bytes they have.
+
+    Raises:
+        DataError: See `read_manifest`.
+    """
+    files = read_manifest(folder).files
+    total = sum(entry["bytes"] for entry in files.values())
+    with progress_bar(total, "checking", "B") as bar:
+        for name, expected in files.items():
+            _check_file(folder / name, expected, hashed=True)
+            bar.update(expected["bytes"])
+    return total
 
 
 def package_versions() -> dict[str, str]:
@@ -153,21 +180,38 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    size = path.stat().st_size
-    return {"bytes": size, "sha256": _sha256(path) if size <= _HASHED_BYTES else None}
-
-
-def _check_file(path: Path, expected: dict[str, Any]) -> None:
+def _check_file(path: Path, expected: dict[str, Any], hashed: bool) -> None:
     if not path.is_file():
         raise DataError(f"{path}: missing from the index; {REBUILD}")
     size = path.stat().st_size
     if size != expected["bytes"]:
         raise DataError(f"{path}: {size} bytes instead of {expected['bytes']}; {REBUILD}")
-    if expected["sha256"] is not None and _sha256(path) != expected["sha256"]:
+    if hashed and file_hash(path) != expected["sha256"]:
         raise DataError(f"{path}: its content has changed since the index was built; {REBUILD}")
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def peek_manifest(folder: Path) -> dict[str, Any] | None:
+    """Returns what `manifest.json` says, unchecked; `None` where there is none of this format."""
+    try:
+        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(data, dict) and data.get("format") == FORMAT and isinstance(data.get("parts"), dict)
+    return data if whole else None
+
+
+def describe_manifest(manifest: Manifest) -> str:
+    """Returns what an index holds as lines of text: its parts, settings and versions."""
+    rows = [("part", "size", "files", "built in")]
+    for name, part in manifest.parts.items():
+        sizes = [entry["bytes"] for file, entry in manifest.files.items() if belongs(file, part["path"])]
+        rows.append((name, size_text(sum(sizes)), str(len(sizes)), duration_text(part["seconds"])))
+    total = sum(entry["bytes"] for entry in manifest.files.values())
+    rows.append(("in all", size_text(total), str(len(manifest.files)), ""))
+    vectors = f", embeddings of length {manifest.dim}" if manifest.dim is not None else ""
+    settings = "".join(f"  {name}: {json.dumps(value)}\n" for name, value in manifest.settings.items())
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.built_with.items())
+    return (
+        f"{manifest.passages:,} passages, corpus {manifest.corpus_fingerprint}{vectors}\n\n{format_table(rows)}\n"
+        f"settings\n{settings}built with {versions}\n"
+    )

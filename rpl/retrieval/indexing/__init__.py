@@ -1,0 +1,1 @@
+"""Index folders: what is in them, how they are built part by part, opened and checked."""

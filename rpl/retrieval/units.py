@@ -1,0 +1,28 @@
+"""Sizes and durations as people read them."""
+
+from __future__ import annotations
+
+
+def size_text(count: float) -> str:
+    """Returns a number of bytes in decimal units.
+
+    >>> size_text(64_559_075_373), size_text(5_120), size_text(0)
+    ('64.6 GB', '5 kB', '0 kB')
+    """
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"
+
+
+def duration_text(seconds: float) -> str:
+    """Returns a duration, rounded.
+
+    >>> duration_text(0.2), duration_text(75), duration_text(600), duration_text(10_000)
+    ('less than a second', '75 s', '10 min', '2.8 h')
+    """
+    if seconds < 1:
+        return "less than a second"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
