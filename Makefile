@@ -9,7 +9,7 @@ SMOLAGENTS_VENV ?= .venv-smolagents
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 300
 
-.PHONY: help install quickstart test checks test-explore test-slow fuzz-protocol test-vllm bench-vllm bench-updates bench-rollouts bench-policy bench-executor bench-retrieval clean
+.PHONY: help install quickstart test checks test-explore test-slow fuzz-protocol test-vllm bench-vllm bench-updates bench-rollouts bench-policy bench-executor bench-retrieval bench-scale clean
 
 help:
 	@echo "make quickstart  install into $(VENV), then run the whole schedule on the Atlas data (about half an hour on 2 cores)"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench-vllm      overhead of the rollout loop over vLLM's own generate, in $(VLLM_VENV) (about five minutes)"
 	@echo "make bench-executor  sandbox benchmark against smolagents in $(SMOLAGENTS_VENV) (a few minutes)"
 	@echo "make bench-retrieval  gathered dense calls and the retrieval server against plain ones (about five minutes on 2 cores)"
+	@echo "make bench-scale     the indexes over a million synthetic passages (about an hour on 2 cores)"
 	@echo "make clean       remove $(VENV) and caches (not runs/)"
 
 install: $(STAMP)
@@ -85,6 +86,9 @@ bench-updates: install $(TRL_VENV)/.installed
 bench-retrieval: install
 	$(BIN)/python -m benchmarks.retrieval programs $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.retrieval service $(BENCH_ARGS)
+
+bench-scale: install
+	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
 
 bench-policy: install
 	test -d runs/bench-policy/01-sft/policy || $(BIN)/rpl cycle -c benchmarks/policy.yaml
