@@ -92,18 +92,23 @@ def test_the_thread_of_a_task_that_was_left_behind_ends_when_its_call_returns(cr
     assert step.thread not in between
 
 
+def come_down_to(count, before):
+    """Waits until at most so many threads live that were not there `before`; those of other tests end meanwhile."""
+    for _ in range(100):
+        if len(set(threading.enumerate()) - before) <= count:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 def test_threads_do_not_become_more_by_hanging():
     never = threading.Event()
     crew = Crew(2, lambda: None)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for _ in range(5):
         crew.run([Step(n, never, 0.02) for n in range(2)], 0.01)
     never.set()
-    for _ in range(100):
-        if threading.active_count() <= before + 2:
-            break
-        time.sleep(0.02)
-    assert threading.active_count() <= before + 2
+    assert come_down_to(2, before)
     crew.close()
 
 
@@ -125,14 +130,10 @@ def test_what_a_task_raises_reaches_the_caller_after_all_are_done(crew):
 
 def test_close_ends_the_threads_and_the_crew_can_go_on():
     crew = Crew(3, lambda: None)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     crew.run([Step(n) for n in range(9)], 1.0)
     crew.close()
-    for _ in range(100):
-        if threading.active_count() == before:
-            break
-        time.sleep(0.02)
-    assert threading.active_count() == before
+    assert come_down_to(0, before)
     assert crew.run([Step(1)], 1.0) == [1]
     crew.close()
 
