@@ -108,3 +108,11 @@ def drop_from_cache(files: Iterable[Path]) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_into_cache(files: Iterable[Path]) -> None:
+    """Reads files from end to end, so that the system holds their pages, as far as memory goes."""
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
