@@ -24,7 +24,7 @@ help:
 	@echo "make bench-vllm      overhead of the rollout loop over vLLM's own generate, in $(VLLM_VENV) (about five minutes)"
 	@echo "make bench-executor  sandbox benchmark against smolagents in $(SMOLAGENTS_VENV) (a few minutes)"
 	@echo "make bench-retrieval  gathered dense calls and the retrieval server against plain ones (about five minutes on 2 cores)"
-	@echo "make bench-scale     the indexes over a million synthetic passages (about an hour on 2 cores)"
+	@echo "make bench-scale     the indexes over a million synthetic passages (about half an hour on 2 cores)"
 	@echo "make clean       remove $(VENV) and caches (not runs/)"
 
 install: $(STAMP)
