@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     def checked() -> dict[str, Measured]:
         with tempfile.TemporaryDirectory(prefix="rpl-bench-") as folder:
             results = measure(args, Path(folder))
-        check_same_work(results, args.precision)
+        check_same_work(results, args.precision, args.shape)
         return results
 
     return report(args, "updates", checked, summarise, describe)
@@ -116,15 +116,18 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Measured]:
     return results
 
 
-def check_same_work(results: dict[str, Measured], precision: str) -> None:
+def check_same_work(results: dict[str, Measured], precision: str, shape: Shape) -> None:
     """Compares the first gradient norms.
+
+    TRL divides the loss by the trained tokens of all groups, we by those of the groups that differ in reward.
 
     Raises:
         SideError: They do not agree, so the sides did not train on the same thing.
     """
     first = {name: (r.warmup + r.turns)[0]["grad_norm"] for name, r in results.items()}
-    own = first["rpl"]
+    differing = (shape.questions - shape.equal_groups) / shape.questions
     for name, norm in first.items():
+        own = first["rpl"] * (differing if name == "trl" else 1.0)
         if abs(norm - own) > NORM_TOLERANCE[precision] * own:
             raise SideError(f"{name} and rpl did not do the same work: first gradient norms {norm:.5f} and {own:.5f}")
 

@@ -102,7 +102,7 @@ class KeywordEngine(ABC):
 
 @dataclass(frozen=True, slots=True)
 class IndexCost:
-    """What a dense index takes, in bytes."""
+    """What a dense index takes; sizes are bytes."""
 
     disk: int
     """Files of the index, without the embeddings it was built from."""
@@ -110,6 +110,8 @@ class IndexCost:
     """In use while searching; mapped files count in full, though the system may give their pages back."""
     build_memory: int
     """In use while building."""
+    products: float | None = None
+    """Work of the build: how many multiply-adds of large matrix products take as long; `None` where nobody knows."""
 
 
 class VectorIndex(ABC):

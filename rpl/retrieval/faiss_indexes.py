@@ -33,6 +33,12 @@ from rpl.retrieval.faiss_search import FaissIndex, MappedFlatIndex, import_faiss
 INDEX_FILE = "index.faiss"
 
 _CHUNK = 65_536
+_ROUNDS, _CODE_ROUNDS = 10, 25
+"""Rounds of k-means for the centres of inverted lists and of codes; what faiss does by default."""
+_CODE_WORK = 130
+"""Writing one number of a code takes as long as so many multiply-adds of a matrix product."""
+_STEP_WORK = 16
+"""Looking at one number in a walk through a graph does: the walk waits for memory, and asks for no products."""
 _SEED = 0
 
 Storage = Literal["float32", "float16", "sq8"]
@@ -73,7 +79,7 @@ class Flat(DenseIndex):
 
     def cost(self, passages: int, dim: int, itemsize: int = 4) -> IndexCost:
         """Returns the size of the embeddings as memory; see `DenseIndex.cost`."""
-        return IndexCost(disk=0, memory=passages * dim * itemsize, build_memory=0)
+        return IndexCost(disk=0, memory=passages * dim * itemsize, build_memory=0, products=0.0)
 
 
 @dataclass(frozen=True)
@@ -104,11 +110,14 @@ class _Built(DenseIndex):
         """Returns how many rows to learn from."""
         return min(passages, 100_000)
 
-    def _cost(self, size: int, passages: int, dim: int, itemsize: int, training: int = 0) -> IndexCost:
-        """Returns the cost of an index that takes `size` bytes and learns with `training` bytes."""
+    def _cost(
+        self, size: int, passages: int, dim: int, itemsize: int, training: int = 0, products: float = 0.0
+    ) -> IndexCost:
+        """Returns the cost of an index of `size` bytes that learns with `training` bytes and multiplies matrices."""
         # float32 rows are added as they are mapped, others are converted a slice at a time.
         converted = 0 if itemsize == 4 else 4 * dim * min(passages, _CHUNK)
-        return IndexCost(disk=size, memory=size, build_memory=max(size + converted, training))
+        products += _CODE_WORK * passages * dim
+        return IndexCost(disk=size, memory=size, build_memory=max(size + converted, training), products=products)
 
     def _reserve(self, faiss: Any, index: Any, passages: int) -> None:
         """Makes room for all rows at once: what grows by doubling is in memory twice while it is moved."""
@@ -230,7 +239,8 @@ class HNSW(_Built):
         # A link has 4 bytes; besides, each node has a level of 4 and an offset of 8.
         size = int(passages * (dim * _BYTES[self.storage] + 4 * self._links + 12))
         training = 4 * dim * self._training_rows(passages) if self.storage == "sq8" else 0
-        return self._cost(size, passages, dim, itemsize, training)
+        steps = passages * math.log2(max(2, passages)) * self.build_effort
+        return self._cost(size, passages, dim, itemsize, training, _STEP_WORK * steps * dim)
 
     @property
     def _links(self) -> float:
@@ -323,7 +333,11 @@ class IVFPQ(_Built):
         size = passages * (math.ceil(parts * self.bits / 8) + 8) + lists * dim * 4 + dim * 4 * (1 << self.bits)
         # The sample, and for the codes a part of it and what that leaves over from the centres.
         rows = self._training_rows(passages)
-        return self._cost(size, passages, dim, itemsize, 4 * dim * (rows + 2 * min(rows, 256 << self.bits)))
+        code_rows = min(rows, 256 << self.bits)
+        training = 4 * dim * (rows + 2 * code_rows)
+        # Rounds of k-means over the sample, then each row finds its list; and the same for the codes.
+        products = (lists * (_ROUNDS * rows + passages) + (_CODE_ROUNDS * code_rows + passages << self.bits)) * dim
+        return self._cost(size, passages, dim, itemsize, training, products)
 
     def _reserve(self, faiss: Any, index: Any, passages: int) -> None:
         """Does nothing: each list grows by itself."""

@@ -52,9 +52,20 @@ def test_sides_whose_gradients_differ_did_not_do_the_same_work():
     def first(norm):
         return Measured(turns=[{"seconds": 1.0, "grad_norm": norm}])
 
-    updates.check_same_work({"trl": first(1.001), "rpl": first(1.0)}, "fp32")
+    updates.check_same_work({"trl": first(1.001), "rpl": first(1.0)}, "fp32", Shape())
     with pytest.raises(SideError, match="trl and rpl did not do the same work"):
-        updates.check_same_work({"trl": first(1.01), "rpl": first(1.0)}, "fp32")
+        updates.check_same_work({"trl": first(1.01), "rpl": first(1.0)}, "fp32", Shape())
+
+
+def test_a_group_without_a_difference_is_in_the_mean_of_one_side_only():
+    def first(norm):
+        return Measured(turns=[{"seconds": 1.0, "grad_norm": norm}])
+
+    shape = Shape(questions=5, equal_groups=2)
+    updates.check_same_work({"trl": first(0.6), "plain": first(1.0), "rpl": first(1.0)}, "fp32", shape)
+    for trl, plain in ((1.0, 1.0), (0.6, 0.6)):
+        with pytest.raises(SideError, match="did not do the same work"):
+            updates.check_same_work({"trl": first(trl), "plain": first(plain), "rpl": first(1.0)}, "fp32", shape)
 
 
 def test_logits_of_all_positions_score_the_trained_tokens_alike(tokenizer):

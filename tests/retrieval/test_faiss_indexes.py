@@ -7,6 +7,7 @@ import pytest
 
 from rpl.errors import ConfigError, DataError, MissingDependencyError
 from rpl.retrieval.faiss_indexes import FP16, HNSW, INDEX_FILE, IVFPQ, SQ8, Flat
+from rpl.retrieval.milvus_dense import MilvusDense
 
 SIZE, DIM = 4000, 48
 SMALL_IVFPQ = IVFPQ(lists=40, probes=16, code_bytes=18, bits=6)
@@ -142,6 +143,31 @@ def test_the_estimate_is_the_size_of_the_file(name, folders):
     size = (folders[name] / INDEX_FILE).stat().st_size
     assert index.cost(SIZE, DIM).disk == pytest.approx(size, rel=0.05)
     assert index.cost(SIZE, DIM * 3 // 2).disk != pytest.approx(size, rel=0.05)
+
+
+MEASURED_S = {SQ8(): (None, 2), IVFPQ(): (32, 220), HNSW(): (81, 969)}
+"""Builds of 100,000 and of a million vectors of length 384, on one core; docs/scale.md."""
+
+
+def work(index, passages):
+    return index.cost(passages, 384).products
+
+
+def test_the_work_of_builds_has_the_ratios_that_were_measured():
+    for index, (small_s, large_s) in MEASURED_S.items():
+        expected = pytest.approx(large_s / MEASURED_S[HNSW()][1], rel=0.2)
+        assert work(index, 1_000_000) / work(HNSW(), 1_000_000) == expected
+        if small_s is not None:
+            growth = pytest.approx(large_s / small_s, rel=0.2)
+            assert work(index, 1_000_000) / work(index, 100_000) == growth
+    # In proportion to the files it would be a fifth of that.
+    sizes = [index.cost(1_000_000, 384).disk for index in (IVFPQ(), HNSW())]
+    assert sizes[0] / sizes[1] != pytest.approx(220 / 969, rel=0.2)
+
+
+def test_the_work_of_some_builds_is_nothing_or_unknown():
+    assert work(Flat(), 1_000_000) == 0
+    assert work(MilvusDense(), 1_000_000) is None
 
 
 def test_float16_embeddings_are_indexed_too(embeddings, vectors, exact, tmp_path):

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,8 @@ _TERM_MEMORY = 160
 """A term in a dictionary, with its number."""
 _HEAPS = (0.4, 0.7)
 """Bounds of the exponent by which a vocabulary grows with the text (Heaps' law); 0.5 to 0.6 in English."""
+_REACHED = 0.5
+"""Share of the rate of matrix products that the build of a dense index reaches."""
 _KEYWORD_WORK = 1.5
 """Time of a keyword index over that of splitting the passages into words."""
 
@@ -136,8 +139,8 @@ def estimate(
         cost = dense_index(config).cost(
             sample.passages, encoder.dim, itemsize=np.dtype(config.embedding_dtype).itemsize
         )
-        dense = PartCost("dense", cost.disk, 0, cost.build_memory, cost.memory, None if cost.disk else 0.0)
-        parts.append(dense)
+        seconds = cost.products and cost.products / (_REACHED * _products_a_second())
+        parts.append(PartCost("dense", cost.disk, 0, cost.build_memory, cost.memory, seconds))
     kept = [PartCost(p.name, memory=p.memory, reused=True) if p.name in reused else p for p in parts]
     return Estimate(sample.passages, tuple(kept))
 
@@ -257,6 +260,19 @@ def _encoding_seconds(sample: Sample, encoder: Encoder) -> float:
     started = time.perf_counter()
     encoder.encode(texts, "passage")
     return (time.perf_counter() - started) / len(texts) * sample.passages
+
+
+@lru_cache(maxsize=1)
+def _products_a_second() -> float:
+    """Returns how many multiply-adds of large matrix products this machine does in a second, with all its threads."""
+    rows, columns, dim = 1024, 4096, 384
+    a, b = np.ones((rows, dim), np.float32), np.ones((dim, columns), np.float32)
+    times = []
+    for _ in range(4):
+        started = time.perf_counter()
+        a @ b
+        times.append(time.perf_counter() - started)
+    return rows * columns * dim / min(times)
 
 
 def _advice(cost: Estimate) -> str:
