@@ -13,7 +13,7 @@ FUZZ_SECONDS ?= 300
 
 help:
 	@echo "make quickstart  install into $(VENV), then run the whole schedule on the Atlas data (about half an hour on 2 cores)"
-	@echo "make test        ruff, mypy and the tests (under ten minutes on 2 cores)"
+	@echo "make test        ruff, mypy and the tests (about eight minutes on 2 cores, with the installation)"
 	@echo "make test-slow   the tests that take minutes each"
 	@echo "make test-explore  the tests with new random examples, a thousand a property"
 	@echo "make fuzz-protocol  coverage-guided fuzzing of what workers write (FUZZ_SECONDS=300)"
