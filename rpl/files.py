@@ -21,6 +21,11 @@ def cache_dir() -> Path:
     return Path(root).expanduser() if root else Path.home() / ".cache" / "rpl"
 
 
+def nearest_folder(path: Path) -> Path:
+    """Returns the nearest folder that exists at a path or above it."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a file under a temporary name in the same folder, then renames it into place."""
     write_bytes(path, text.encode("utf-8"))

@@ -27,6 +27,7 @@ def build(corpus: str, out: str, library: LibraryConfig = LibraryConfig(), dry_r
         library: Backends and their settings; `--library.dense true` adds embeddings.
         dry_run: Only show what it would cost, by part, and fail if there is no room for it.
     """
+    from rpl.files import nearest_folder
     from rpl.retrieval.indexing.estimate import free_room, require_room
     from rpl.retrieval.indexing.folder import build_index, plan_index
     from rpl.retrieval.units import size_text
@@ -34,7 +35,7 @@ def build(corpus: str, out: str, library: LibraryConfig = LibraryConfig(), dry_r
     if dry_run:
         cost = plan_index(Path(corpus), Path(out), library)
         sys.stdout.write(f"{corpus}: about {cost.passages:,} passages\n\n{cost.table()}\n")
-        place = next(folder for folder in Path(out).absolute().parents if folder.exists())
+        place = nearest_folder(Path(out).absolute().parent)
         free, memory = free_room(place)
         sys.stdout.write(f"here: {size_text(free)} free at {place}")
         sys.stdout.write("\n" if memory is None else f", {size_text(memory)} of memory\n")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpl.errors import ConfigError, DataError
+from rpl.files import nearest_folder
 from rpl.progress import progress_bar
 from rpl.retrieval.fetching.downloads import Downloader, Say
 from rpl.retrieval.fetching.remote_files import RemoteFile, arrived
@@ -86,7 +87,7 @@ def announce(
         checksum = f"  {item.file.checksum}" if item.file.checksum else ""
         say(f"  {item.file.name:<28} {size_text(item.file.size):>9}{checksum}")
     total, missing = sum(item.file.size for item in wanted), sum(item.missing for item in wanted)
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    existing = nearest_folder(folder)
     free = shutil.disk_usage(existing).free
     rate = downloader.rate(max(wanted, key=lambda item: item.file.size).file) if missing else None
     parts = [f"{size_text(missing)} to fetch"]

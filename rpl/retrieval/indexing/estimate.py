@@ -134,7 +134,8 @@ def estimate(
     if encoder is not None:
         size = sample.passages * encoder.dim * np.dtype(config.embedding_dtype).itemsize
         shard = min(sample.passages, SHARD_PASSAGES) * (encoder.dim * 8 + 2_000)
-        seconds = None if given_embeddings else _encoding_seconds(sample, encoder)
+        known = given_embeddings or "embeddings" in reused
+        seconds = None if known else _encoding_seconds(sample, encoder)
         parts.append(PartCost("embeddings", max(0, size - freed), build_memory=shard, seconds=seconds))
         cost = dense_index(config).cost(
             sample.passages, encoder.dim, itemsize=np.dtype(config.embedding_dtype).itemsize
