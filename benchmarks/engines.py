@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine
-from rpl.errors import RPLError
-from rpl.files import append_jsonl, read_appended, read_jsonl
-from rpl.progress import progress_bar, say
+from rpl.core.errors import RPLError
+from rpl.core.files import append_jsonl, read_appended, read_jsonl
+from rpl.core.progress import progress_bar, say
+from rpl.core.records import Passage
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import Corpus, read_corpus
+from rpl.retrieval.corpus.corpus import Corpus, read_corpus
 from rpl.retrieval.engines import KEYWORD_ENGINES, Analysis, KeywordEngine, make
 from rpl.retrieval.fusion import reciprocal_rank_fusion
 from rpl.retrieval.indexing.folder import ensure_index, load_encoder, load_index
-from rpl.types import Passage
 
 ENGINES = ("bm25s", "bm25s-nostem", "lucene", "dense", "rrf", "rrf+rerank")
 CUTS = (5, 20)
@@ -112,7 +112,7 @@ class Bench:
             return lambda queries: loaded.dense.search(queries, DEPTH)
         if name == "rrf":
             return self.fused
-        from rpl.retrieval.rerank import LateInteractionReranker
+        from rpl.retrieval.rerank.rerankers import LateInteractionReranker
 
         reranker = LateInteractionReranker(loaded.encoder, self.args.rerank_cache_mb)
         depth = self.args.rerank_depth

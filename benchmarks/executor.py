@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.executor_side import CALLS, PROGRAMS, SIDES
 from benchmarks.report import common_arguments, headline, report
 from benchmarks.sides import Measured, Side, SideError, take_turns
-from rpl.progress import say
+from rpl.core.progress import say
 
 SLOW = {"subprocess": 10}
 """Sides that get this many times fewer programs, because each takes that much longer."""

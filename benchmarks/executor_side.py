@@ -52,9 +52,9 @@ def texts(kind: str, start: int, count: int) -> list[str]:
 
 def make_rpl(backend: str) -> RunMany:
     """Programs in the worker pool, two at once."""
-    from rpl.executors.environment import EXECUTORS
-    from rpl.retrieval.library import CallResult
-    from rpl.types import Passage
+    from rpl.core.records import Passage
+    from rpl.environment.environment import EXECUTORS
+    from rpl.retrieval.library.library import CallResult
 
     found = CallResult(tuple(Passage(f"p{i}", f"Title {i}", TEXT, 1 / (1 + i), i) for i in range(3)), cached=False)
 

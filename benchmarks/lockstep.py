@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria
 
+from rpl.core.records import FinishReason, Rollout, Turn
 from rpl.executors.base import Executor
+from rpl.policy.renderer import Renderer
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest
-from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.stopping import StopDetector
-from rpl.types import FinishReason, Rollout, Turn
+from rpl.sampling.stopping import StopDetector
 
 STOPS = ("</program>", "</answer>")
 

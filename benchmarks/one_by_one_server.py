@@ -14,8 +14,9 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import contents
-from rpl.retrieval.library import LocalLibrary, open_library
+from rpl.retrieval.corpus.corpus import contents
+from rpl.retrieval.library.library import LocalLibrary
+from rpl.retrieval.library.opening import open_library
 
 
 class Query(BaseModel):

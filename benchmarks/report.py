@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sides import Measured, SideError
-from rpl.errors import RPLError
-from rpl.files import append_jsonl
-from rpl.progress import say
+from rpl.core.errors import RPLError
+from rpl.core.files import append_jsonl
+from rpl.core.progress import say
 
 
 def machine() -> dict[str, Any]:

@@ -16,12 +16,13 @@ from typing import Any
 import httpx2
 
 from benchmarks.turns import Turns
-from rpl.executors.environment import Environment, EnvironmentConfig
-from rpl.files import digest
+from rpl.core.files import digest
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import read_corpus
-from rpl.retrieval.library import LocalLibrary, open_library
-from rpl.retrieval.opening import resolve_corpus
+from rpl.retrieval.corpus.corpus import read_corpus
+from rpl.retrieval.library.library import LocalLibrary
+from rpl.retrieval.library.local import resolve_corpus
+from rpl.retrieval.library.opening import open_library
 
 Work = Callable[[int], Any]
 """Does one turn of the given number and returns its answers."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rpl.core.records import Question
+from rpl.core.seeds import derive_seed
 from rpl.rollouts.loop import RolloutRequest
-from rpl.rollouts.seeds import derive_seed
-from rpl.types import Question
 
 
 def make_requests(questions: Sequence[Question], number: int, count: int, group_size: int) -> list[RolloutRequest]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.report import common_arguments, headline, options, report
 from benchmarks.sides import ROOT, Measured, Side, take_turns
-from rpl.progress import say
+from rpl.core.progress import say
 
 TRAINED = ROOT / "runs/bench-policy/01-sft/policy"
 SHAPE = (
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(args: argparse.Namespace) -> dict[str, Measured]:
     """Runs both sides in turns."""
-    from rpl.rollouts.models import resolve_model
+    from rpl.policy.loading import resolve_model
 
     policy = resolve_model(args.policy)
     results: dict[str, Measured] = {}

@@ -18,17 +18,17 @@ import torch
 from benchmarks.lockstep import LockStep
 from benchmarks.rollout_requests import make_requests
 from benchmarks.turns import Turns
-from rpl.answers import exact_match
+from rpl.core.answers import exact_match
+from rpl.core.files import digest
+from rpl.core.records import Question, Rollout
 from rpl.datamodules.readers import load_splits
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits, Executor
-from rpl.executors.environment import Environment, EnvironmentConfig
-from rpl.files import digest
+from rpl.policy.loading import load_policy
+from rpl.policy.renderer import Renderer
 from rpl.retrieval.config import LibraryConfig
-from rpl.rollouts.hf_sampler import HFSampler
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
-from rpl.rollouts.models import load_policy
-from rpl.rollouts.renderer import Renderer
-from rpl.types import Question, Rollout
+from rpl.sampling.hf.sampler import HFSampler
 
 SIDES = ("rpl", "lockstep")
 

@@ -23,12 +23,12 @@ from benchmarks.sides import Side, SideError
 from benchmarks.synthetic import LibraryShape
 from benchmarks.synthetic_texts import TextShape
 from benchmarks.synthetic_vectors import VectorShape
-from rpl.errors import RPLError
-from rpl.files import append_jsonl, read_appended
-from rpl.progress import say
-from rpl.retrieval.bm25 import BM25S
+from rpl.core.errors import RPLError
+from rpl.core.files import append_jsonl, read_appended
+from rpl.core.progress import say
+from rpl.retrieval.dense.faiss_indexes import FP16, HNSW, IVFPQ, SQ8, Flat
 from rpl.retrieval.engines import DenseIndex, KeywordEngine, describe
-from rpl.retrieval.faiss_indexes import FP16, HNSW, IVFPQ, SQ8, Flat
+from rpl.retrieval.keyword.bm25 import BM25S
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from benchmarks.scale_figures import (
     resident,
 )
 from benchmarks.turns import Turns
+from rpl.retrieval.corpus.store import open_store
+from rpl.retrieval.dense.faiss_search import import_faiss
 from rpl.retrieval.engines import DENSE_INDEXES, KEYWORD_ENGINES, Analysis, DenseIndex, KeywordEngine, make
-from rpl.retrieval.faiss_search import import_faiss
-from rpl.retrieval.indexing.corpus_store import open_store
 
 K = 10
 """Results that a query asks for."""

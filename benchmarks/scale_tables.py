@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpl.files import read_appended
+from rpl.core.files import read_appended
 from rpl.retrieval.engines import DENSE_INDEXES, DenseIndex, make
 
 Line = dict[str, Any]

@@ -13,7 +13,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from rpl.progress import say
+from rpl.core.progress import say
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from benchmarks.synthetic_texts import TextShape, TextSource
 from benchmarks.synthetic_vectors import VectorShape, VectorSource
-from rpl.errors import DataError
-from rpl.files import write_json
-from rpl.progress import progress_bar
-from rpl.retrieval.faiss_indexes import Flat
-from rpl.retrieval.indexing.corpus_store import open_store, store_rows
+from rpl.core.errors import DataError
+from rpl.core.files import write_json
+from rpl.core.progress import progress_bar
+from rpl.retrieval.corpus.store import open_store, store_rows
+from rpl.retrieval.dense.faiss_indexes import Flat
 
 CORPUS, QUESTIONS = "corpus", "questions.json"
 EMBEDDINGS, QUERIES, TRUTH = "embeddings.npy", "queries.npy", "truth.npy"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.synthetic_vectors import PASSAGES_AN_ARTICLE, article_sizes
-from rpl.retrieval.stopwords import STOP_WORDS
+from rpl.retrieval.keyword.stopwords import STOP_WORDS
 
 _KNEE, _TAIL = 7873, 1.77
 _TITLES, _WORDS, _QUESTIONS = range(10, 13)

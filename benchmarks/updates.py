@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.report import common_arguments, headline, report
 from benchmarks.sides import ROOT, Measured, Side, SideError, take_turns
 from benchmarks.workload import Shape, make, write
-from rpl.progress import say
+from rpl.core.progress import say
 
 VARIANTS = ("plain", "full-logits", "no-entropy", "checkpointed")
 NORM_TOLERANCE = {"bf16": 0.05, "fp32": 0.002}
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Measured]:
     """Runs all sides: TRL and ours in turns, then each variant alone."""
-    from rpl.rollouts.models import load_policy, resolve_model
+    from rpl.policy.loading import load_policy, resolve_model
 
     policy = resolve_model(args.policy)
     write(folder / "workload.json", make(args.shape, load_policy(policy)[1]))

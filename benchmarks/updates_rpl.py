@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from benchmarks.turns import Turns
+from rpl.core.records import Question, Rollout, Turn
 from rpl.modules.batching import MicroBatch
 from rpl.modules.grpo import GRPOModule
-from rpl.types import Question, Rollout, Turn
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "rpl": {},

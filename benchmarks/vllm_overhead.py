@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.report import common_arguments, headline, options, report
 from benchmarks.sides import Measured, Side, take_turns
-from rpl.progress import say
+from rpl.core.progress import say
 
 SIDES = ("generate", "rpl")
 SHAPE = (
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(args: argparse.Namespace) -> dict[str, Measured]:
     """Runs both sides in turns."""
-    from rpl.rollouts.models import resolve_model
+    from rpl.policy.loading import resolve_model
 
     given = options(args, SHAPE) + ["--eager"] * args.eager
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -13,17 +13,17 @@ from typing import Any
 
 from benchmarks.rollout_requests import make_requests
 from benchmarks.turns import Turns
+from rpl.core.files import digest
+from rpl.core.records import Trace
+from rpl.core.seeds import derive_seed
 from rpl.datamodules.readers import load_splits
 from rpl.executors.base import Executor, TokenCounter
-from rpl.files import digest
+from rpl.policy.loading import load_policy, resolve_model
+from rpl.policy.renderer import Renderer
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
-from rpl.rollouts.models import load_policy, resolve_model
-from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.sampler import SamplingParams
-from rpl.rollouts.seeds import derive_seed
-from rpl.rollouts.stopping import end_tokens
-from rpl.rollouts.vllm_sampler import VLLMSampler
-from rpl.types import Trace
+from rpl.sampling.sampler import SamplingParams
+from rpl.sampling.stopping import end_tokens
+from rpl.sampling.vllm.sampler import VLLMSampler
 
 SIDES = ("rpl", "generate")
 Run = Callable[[Sequence[RolloutRequest]], list[tuple[int, ...]]]

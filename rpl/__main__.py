@@ -1,6 +1,6 @@
 """`python -m rpl` is the `rpl` command."""
 
-from rpl.cli import main
+from rpl.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -35,15 +35,33 @@ def forks(_private_cache):
     A context of `multiprocessing`; `forks.Process(target=..., args=...)` takes functions of test modules.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rpl.lightning_cli", "rpl.callbacks", "transformers.models.llama.modeling_llama"])
+    context.set_forkserver_preload(
+        ["rpl.training.lightning_cli", "rpl.training.callbacks", "transformers.models.llama.modeling_llama"]
+    )
     forkserver.ensure_running()  # now, with the environment that all tests begin with
     return context
 
 
 @pytest.fixture(scope="session")
+def tiny():
+    """Model and tokenizer of the tiny policy; tests that change weights load their own."""
+    import torch
+
+    from rpl.policy.loading import load_policy
+
+    torch.set_num_threads(1)
+    return load_policy("tiny")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny):
+    return tiny[1]
+
+
+@pytest.fixture(scope="session")
 def finished_cycle(tmp_path_factory):
     """The run folder of a whole schedule with the tiny model; tests that change it take a copy."""
-    from rpl.cli import run
+    from rpl.cli.main import run
 
     folder = tmp_path_factory.mktemp("cycle") / "run"
     config = Path(__file__).parents[1] / "configs" / "tiny_cycle.yaml"

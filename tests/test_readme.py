@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rpl.cli import COMMANDS, LIGHTNING_COMMANDS, run
+from rpl.cli.main import COMMANDS, LIGHTNING_COMMANDS, run
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

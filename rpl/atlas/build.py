@@ -15,9 +15,9 @@ from rpl.atlas.facts import load_facts, restrict
 from rpl.atlas.questions import QuestionWriter
 from rpl.atlas.selection import FULL, MINI, select
 from rpl.atlas.templates import write_passages
-from rpl.errors import ConfigError
-from rpl.files import cache_dir, digest, write_text
-from rpl.types import Passage, Question, to_dict
+from rpl.core.errors import ConfigError
+from rpl.core.files import cache_dir, digest, write_text
+from rpl.core.records import Passage, Question, to_dict
 
 AtlasName = Literal["atlas", "atlas-mini"]
 

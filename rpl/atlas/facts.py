@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from rpl.errors import MissingDependencyError
-from rpl.files import digest
+from rpl.core.errors import MissingDependencyError
+from rpl.core.files import digest
 
 CONTINENTS = {
     "AF": "Africa",

@@ -10,13 +10,16 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rpl.atlas.facts import City, Country, Facts, fold, number
 from rpl.atlas.phrasings import PHRASINGS
 from rpl.atlas.splits import SPLITS, split_of
 from rpl.atlas.templates import borders_id, choose, country_id, geography_id, join
-from rpl.files import digest
-from rpl.types import Question
+from rpl.core.files import digest
+from rpl.core.records import Question
+
+Item = TypeVar("Item")
 
 MIN_RATIO = 1.05
 """Two numbers are only compared where the larger is at least so many times the smaller."""
@@ -262,7 +265,7 @@ def _differ(a: int, b: int) -> bool:
     return max(a, b) >= MIN_RATIO * min(a, b)
 
 
-def _pairs(items: Sequence, keys: Iterable[str], shifts: int) -> Iterator[tuple]:
+def _pairs(items: Sequence[Item], keys: Iterable[str], shifts: int) -> Iterator[tuple[Item, Item]]:
     """Pairs every item with its next `shifts` neighbours in a hashed circle, in hashed order within the pair."""
     order = [item for _, item in sorted(zip((digest("atlas-pair", k) for k in keys), items, strict=True), key=_first)]
     for shift in range(1, shifts + 1):

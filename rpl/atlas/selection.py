@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from rpl.atlas.questions import Candidate
 from rpl.atlas.splits import SPLITS, Split
-from rpl.files import digest
-from rpl.types import Question
+from rpl.core.files import digest
+from rpl.core.records import Question
 
 Quotas = Mapping[Split, Mapping[str, int]]
 

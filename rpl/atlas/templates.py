@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rpl.atlas.facts import City, Country, Facts, number
-from rpl.files import digest
-from rpl.types import Passage
+from rpl.core.files import digest
+from rpl.core.records import Passage
 
 _COUNTRY = (
     (

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningDataModule
 
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.records import Question
 from rpl.datamodules.loader import EvalLoader, TrainLoader
 from rpl.datamodules.readers import Files, QuestionSplits, load_splits, question_files
-from rpl.errors import ConfigError, DataError
-from rpl.types import Question
 
 
 class RPLDataModule(LightningDataModule, ABC):

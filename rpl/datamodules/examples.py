@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rpl.core.errors import DataError
+from rpl.core.files import read_jsonl
+from rpl.core.records import Repair, from_dict
 from rpl.datamodules.readers import QuestionSplits
-from rpl.errors import DataError
-from rpl.files import read_jsonl
-from rpl.types import Repair, from_dict
 
 VERIFIED = ("repaired", "already_verified")
 """Verdicts of repairs whose program was executed and printed the gold evidence."""

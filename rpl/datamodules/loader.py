@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from rpl.errors import CheckpointError, ConfigError
-from rpl.files import digest
+from rpl.core.errors import CheckpointError, ConfigError
+from rpl.core.files import digest
 
 T = TypeVar("T")
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.files import read_jsonl, write_jsonl
 from rpl.datamodules.readers import text_key
-from rpl.errors import ConfigError, DataError
-from rpl.files import read_jsonl, write_jsonl
-from rpl.retrieval.corpus import is_encodable, text_field
-from rpl.retrieval.data import read_questions
+from rpl.retrieval.corpus.corpus import is_encodable, text_field
+from rpl.retrieval.corpus.questions import read_questions
 from rpl.retrieval.fetching.downloads import Downloader
 from rpl.retrieval.fetching.plan import Wanted, announce, fetch_all, fetching, look_up, work_folder
 from rpl.retrieval.fetching.sources import HubDataset

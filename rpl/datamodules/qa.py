@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rpl.core.records import Question
 from rpl.datamodules.base import RPLDataModule
-from rpl.types import Question
 
 
 class QADataModule(RPLDataModule):

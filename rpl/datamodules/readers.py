@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from rpl.answers import normalize_answer
 from rpl.atlas import ATLAS_NAMES, materialise
-from rpl.errors import ConfigError, DataError
-from rpl.files import digest, read_jsonl
-from rpl.types import Question
+from rpl.core.answers import normalize_answer
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.files import digest, read_jsonl
+from rpl.core.records import Question
 
 Files = str | Sequence[str]
 
@@ -141,7 +141,7 @@ class _Row:
 
 
 def _read(path: Path) -> list[_Row]:
-    from rpl.retrieval.data import read_numbered_questions
+    from rpl.retrieval.corpus.questions import read_numbered_questions
 
     folds = {number: record.get("fold") for number, record in read_jsonl(path)}
     rows: list[_Row] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from rpl.core.errors import ConfigError, DataError
 from rpl.datamodules.base import RPLDataModule
 from rpl.datamodules.examples import SFTExample, build_examples, read_repairs
-from rpl.errors import ConfigError, DataError
 
 
 class RepairedDataModule(RPLDataModule):

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpl.errors import CheckpointError, ConfigError, DataError, RetrieverError
+from rpl.agents.system import System
+from rpl.core.errors import CheckpointError, ConfigError, DataError, RetrieverError
+from rpl.core.files import append_jsonl, digest, read_appended, read_jsonl
+from rpl.core.progress import progress_bar
+from rpl.core.records import Question, Rollout, from_dict, to_dict
 from rpl.evaluation.records import METRICS, EvalResult, QuestionRecord, record
 from rpl.evaluation.statistics import Estimate, McNemar, mcnemar_exact, paired_difference, ratio_of_means
-from rpl.evaluation.system import System
-from rpl.files import append_jsonl, digest, read_appended, read_jsonl
-from rpl.progress import progress_bar
-from rpl.retrieval.counting import CallCounts
-from rpl.types import Question, Rollout, from_dict, to_dict
+from rpl.retrieval.library.counting import CallCounts
 
 
 def evaluate(

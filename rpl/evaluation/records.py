@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rpl.answers import exact_match, token_f1
-from rpl.evaluation.evidence import evidence_scores
+from rpl.core.answers import exact_match, token_f1
+from rpl.core.evidence import evidence_scores
+from rpl.core.records import Question, Rollout, to_dict
 from rpl.evaluation.statistics import NOTHING, Estimate, macro_mean_interval, mean_intervals, rate_interval
-from rpl.retrieval.counting import CallCounts
-from rpl.types import Question, Rollout, to_dict
+from rpl.retrieval.library.counting import CallCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class EvalResult:
         return macro_mean_interval(groups)
 
     def row(self) -> dict[str, Any]:
-        """Returns the row of `results.json`; see `rpl.evaluation.results` for its layout."""
+        """Returns the row of `results.json`; see `rpl.reports.results` for its layout."""
         row: dict[str, Any] = {
             "name": self.name,
             "phase": self.phase,

@@ -26,7 +26,7 @@ class Backend:
 
 RESTRICTED = Backend(
     name="restricted",
-    module="rpl.executors.worker",
+    module="rpl.executors.runtime.worker",
     packages=("RestrictedPython",),
     install="pip install 'RestrictedPython>=9.0,<10'",
 )

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-from rpl.errors import ConfigError
-from rpl.retrieval.counting import CallCounts
-from rpl.types import Trace
+from rpl.core.errors import ConfigError
+from rpl.core.records import Trace
+from rpl.retrieval.library.counting import CallCounts
 
 TokenCounter = Callable[[str], int]
 """Counts the tokens of a text with the policy's tokenizer."""
@@ -23,7 +23,7 @@ class ExecutionLimits:
     passages: int = 400
     """Passages fetched, summed over all calls."""
     fuel: int = 20_000
-    """Loop steps, calls, and what operations on large values cost; see `rpl.executors.fuel`."""
+    """Loop steps, calls, and what operations on large values cost; see `rpl.executors.runtime.fuel`."""
     wall_s: float = 10.0
     """Wall-clock seconds, retrieval included; the worker is killed past it."""
     call_s: float = 5.0

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from rpl.types import Passage
+from rpl.core.records import Passage
 
 REMOTE = frozenset({"bm25", "dense", "rerank", "read", "links"})
 """Primitives that the parent serves; the others are computed in the worker."""

@@ -14,25 +14,25 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from rpl.errors import CheckpointError, ConfigError, RetrieverError, RPLError
+from rpl.core.errors import CheckpointError, ConfigError, RetrieverError, RPLError
+from rpl.core.records import Question, Rollout, to_dict
+from rpl.core.seeds import derive_seed
+from rpl.environment.environment import Environment, EnvironmentConfig
+from rpl.environment.void_rate import InfraGuard
 from rpl.executors.base import Executor
-from rpl.executors.environment import Environment, EnvironmentConfig
 from rpl.modules.batching import MicroBatch
-from rpl.modules.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
 from rpl.modules.ranks import RankWatch
 from rpl.modules.schedules import lr_factor
 from rpl.modules.scores import RolloutScores
 from rpl.modules.scoring import check_scorable, score_tokens
-from rpl.modules.sharding import full_model, gathered, is_sharded, shard
-from rpl.retrieval.counting import CallCounts
-from rpl.rollouts.health import InfraGuard
+from rpl.policy.loading import export_policy, load_policy
+from rpl.policy.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
+from rpl.policy.renderer import Renderer
+from rpl.policy.sharding import full_model, gathered, is_sharded, shard
+from rpl.retrieval.library.counting import CallCounts
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming
-from rpl.rollouts.models import export_policy, load_policy
 from rpl.rollouts.recovery import run_with_retries
-from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.sampler import Sampler
-from rpl.rollouts.seeds import derive_seed
-from rpl.types import Question, Rollout, to_dict
+from rpl.sampling.sampler import Sampler
 
 PRECISIONS = ("32-true", "bf16-mixed")
 """Weights and optimizer state are always float32: in bfloat16, updates of these sizes would round to nothing."""
@@ -343,7 +343,7 @@ class PolicyModule(LightningModule, ABC):
 
     def _connected_sampler(self) -> Sampler:
         if self.sampler is None:
-            from rpl.rollouts.hf_sampler import HFSampler
+            from rpl.sampling.hf.sampler import HFSampler
 
             mixed = self._trainer is not None and self.trainer.precision == "bf16-mixed"
             self.sampler = HFSampler(dtype="bfloat16" if mixed else "float32")

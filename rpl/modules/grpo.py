@@ -15,11 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rpl.answers import exact_match
-from rpl.errors import ConfigError
-from rpl.modules.advantages import AdvantageKind, group_advantages
+from rpl.core.answers import exact_match
+from rpl.core.errors import ConfigError
+from rpl.core.records import Question, Rollout
+from rpl.core.seeds import derive_seed
+from rpl.credit.advantages import AdvantageKind, group_advantages
+from rpl.credit.rewards import check_reward, score
 from rpl.modules.batching import MicroBatch, TrainingSequence, from_rollout, split_evenly
-from rpl.modules.lora import adapters_off
 from rpl.modules.losses import (
     Aggregation,
     KLEstimator,
@@ -30,12 +32,10 @@ from rpl.modules.losses import (
     truncated_importance,
 )
 from rpl.modules.losses import normaliser as loss_normaliser
-from rpl.modules.rewards import check_reward, score
 from rpl.modules.scoring import score_tokens
 from rpl.modules.training import TrainingModule
+from rpl.policy.lora import adapters_off
 from rpl.rollouts.loop import RolloutRequest
-from rpl.rollouts.seeds import derive_seed
-from rpl.types import Question, Rollout
 
 
 @dataclass(frozen=True, slots=True)

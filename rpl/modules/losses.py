@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 
 Aggregation = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k1", "k2", "k3"]

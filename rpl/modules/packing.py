@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 from rpl.modules.prefix_tree import PackedSize, segments
 
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rpl.rollouts.slots import shared_length
+from rpl.sampling.hf.slots import shared_length
 
 MIN_SHARED = 8
 """Tokens that must be common for a segment of their own; shorter ones cost more in attention than they save."""

@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from rpl.progress import say
+from rpl.core.progress import say
 
 POLL_S = 0.5
 """Seconds between two looks at the others."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 
 Schedule = Literal["constant", "linear", "cosine"]
 

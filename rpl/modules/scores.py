@@ -9,8 +9,16 @@ from typing import Any
 from torch import nn
 from torchmetrics import Metric
 
-from rpl.metrics import AllGold, EvidenceF1, EvidencePrecision, EvidenceRecall, ExactMatch, MeanPerQuestion, TokenF1
-from rpl.types import Question, Rollout
+from rpl.core.records import Question, Rollout
+from rpl.modules.metrics import (
+    AllGold,
+    EvidenceF1,
+    EvidencePrecision,
+    EvidenceRecall,
+    ExactMatch,
+    MeanPerQuestion,
+    TokenF1,
+)
 
 _EVIDENCE = {
     "evidence_precision": EvidencePrecision,

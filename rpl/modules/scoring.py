@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 from rpl.modules.batching import MicroBatch
 from rpl.modules.losses import gather_trained, token_logprobs
 from rpl.modules.shared_attention import NAME, use_shared_attention

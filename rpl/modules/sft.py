@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rpl.errors import DataError
+from rpl.core.errors import DataError
 from rpl.modules.batching import MicroBatch, TrainingSequence
 from rpl.modules.losses import LossOutput, cross_entropy_loss
 from rpl.modules.training import TrainingModule

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rpl.modules.packing import Bucket, Layout
-from rpl.rollouts.attention import attention_kinds, grouped_attention
+from rpl.policy.attention import attention_kinds, grouped_attention
 
 NAME = "rpl_shared"
 

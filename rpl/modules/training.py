@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from rpl.errors import RPLError
+from rpl.core.errors import RPLError
+from rpl.core.progress import say
 from rpl.modules.base import PolicyModule
 from rpl.modules.batching import MicroBatch, TrainingSequence, collate, dummy_micro_batch, micro_batches, token_budget
 from rpl.modules.losses import LossOutput
-from rpl.modules.sharding import clip_gradients, gradient_sync
 from rpl.modules.shared_attention import can_share
-from rpl.progress import say
+from rpl.policy.sharding import clip_gradients, gradient_sync
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 
-from rpl.errors import ForbiddenConstruct, ProgramSyntaxError
+from rpl.core.errors import ForbiddenConstruct, ProgramSyntaxError
 from rpl.programs.refusals import MODULE_HINT, MODULES, REFUSED_ARGUMENTS, REFUSED_BUILTINS, REFUSED_NODES
 from rpl.programs.tables import (
     ALLOWED_NODES,

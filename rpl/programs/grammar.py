@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rpl.errors import ProgramSyntaxError
+from rpl.core.errors import ProgramSyntaxError
 from rpl.programs.checks import Checker
 from rpl.programs.printing import check_fstrings, unparse
 from rpl.programs.refusals import syntax_message

@@ -13,7 +13,7 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rpl.errors import ForbiddenConstruct, ProgramSyntaxError
+from rpl.core.errors import ForbiddenConstruct, ProgramSyntaxError
 
 _DELIMITERS = ("'", '"', "'''", '"""')
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rpl.answers import exact_match
-from rpl.rollouts.one_turn import complete
-from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.sampler import Sampler, SamplingParams
-from rpl.types import Question
+from rpl.core.answers import exact_match
+from rpl.core.records import Question
+from rpl.policy.renderer import Renderer
+from rpl.sampling.sampler import Sampler, SamplingParams
+from rpl.sampling.single_turn import complete
 
 
 @dataclass(frozen=True, slots=True)

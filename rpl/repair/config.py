@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rpl.errors import ConfigError, ProgramError
+from rpl.core.errors import ConfigError, ProgramError
+from rpl.mutation.search import RepairConfig
 from rpl.programs.grammar import parse
 from rpl.repair.control import ControlConfig
-from rpl.repair.search import RepairConfig
 
 SEED_PROGRAM = "for p in bm25(question, k=1):\n    print(p)"
 """Where repair starts if the policy wrote nothing that parses."""

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
+from rpl.core.records import Question, Trace
+from rpl.core.seeds import derive_seed
 from rpl.executors.base import Executor
+from rpl.mutation.budget import Budget
+from rpl.mutation.verify import GoldVerifier
+from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import Program
-from rpl.repair.budget import Budget
 from rpl.repair.drafts import Draft, draw_drafts
-from rpl.repair.verify import GoldVerifier
-from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.sampler import Sampler, SamplingParams
-from rpl.rollouts.seeds import derive_seed
-from rpl.types import Question, Trace
+from rpl.sampling.sampler import Sampler, SamplingParams
 
 
 @dataclass(frozen=True)

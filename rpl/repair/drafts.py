@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpl.errors import DataError, ProgramError
-from rpl.files import read_jsonl
+from rpl.core.errors import DataError, ProgramError
+from rpl.core.files import read_jsonl
+from rpl.core.records import Question, Rollout, from_dict
+from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import Program, parse
-from rpl.rollouts.one_turn import complete
-from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.sampler import Sampler, SamplingParams
-from rpl.types import Question, Rollout, from_dict
+from rpl.sampling.sampler import Sampler, SamplingParams
+from rpl.sampling.single_turn import complete
 
 
 @dataclass(frozen=True, slots=True)

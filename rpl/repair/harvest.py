@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rpl.errors import DataError
-from rpl.executors.environment import Environment
-from rpl.files import append_jsonl, read_appended, write_json
+from rpl.core.errors import DataError
+from rpl.core.files import append_jsonl, read_appended, write_json
+from rpl.core.records import Question, Repair, from_dict, to_dict
+from rpl.environment.environment import Environment
+from rpl.policy.renderer import Renderer
 from rpl.repair.config import SEED_PROGRAM, HarvestConfig
 from rpl.repair.drafts import read_programs
 from rpl.repair.harvester import Harvester
 from rpl.repair.summary import summarise
-from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.sampler import Sampler
-from rpl.types import Question, Repair, from_dict, to_dict
+from rpl.sampling.sampler import Sampler
 
 __all__ = ["SEED_PROGRAM", "HarvestConfig", "harvest"]
 

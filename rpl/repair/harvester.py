@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rpl.errors import ConfigError
-from rpl.executors.environment import Environment
+from rpl.core.errors import ConfigError
+from rpl.core.records import Question, Repair, Trace
+from rpl.core.seeds import derive_seed
+from rpl.environment.environment import Environment
+from rpl.mutation.budget import Budget, timeless
+from rpl.mutation.localise import localise
+from rpl.mutation.search import repair
+from rpl.mutation.verify import GoldVerifier
+from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import Program, parse
 from rpl.repair.benefit import Answerer, Benefit, Evidence
-from rpl.repair.budget import Budget, timeless
 from rpl.repair.config import HarvestConfig
 from rpl.repair.control import ControlResult, ControlTask, resample
 from rpl.repair.drafts import draw_drafts
-from rpl.repair.localise import localise
-from rpl.repair.search import repair
-from rpl.repair.verify import GoldVerifier
-from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.sampler import Sampler, SamplingParams
-from rpl.rollouts.seeds import derive_seed
-from rpl.types import Question, Repair, Trace
+from rpl.sampling.sampler import Sampler, SamplingParams
 
 _SIBLINGS = 2
 

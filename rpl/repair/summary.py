@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, median
 from typing import Any
 
-from rpl.types import Repair
+from rpl.core.records import Repair
 
 
 def summarise(records: Sequence[Repair]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from rpl.types import Passage
+from rpl.core.records import Passage
 
 MAX_K = 100
 """The largest `k` that any primitive accepts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 from rpl.retrieval.engines import (
     DENSE_INDEXES,
     KEYWORD_ENGINES,
@@ -57,8 +57,8 @@ class LibraryConfig:
     """Where encoder and cross-encoder run: `auto`, `cpu`, `cuda`, `cuda:1`, …"""
     reranker: RerankEngine | str | None = None
     """`late-interaction` (token-level, with the encoder), a cross-encoder (local folder or hub name), `none`, or a
-    `class_path` (`rpl.retrieval.yes_no.YesNo` for Qwen3-Reranker). `None` means late interaction where `dense` is on,
-    and no reranker otherwise."""
+    `class_path` (`rpl.retrieval.rerank.yes_no.YesNo` for Qwen3-Reranker). `None` means late interaction where `dense`
+    is on, and no reranker otherwise."""
     rerank_cache_mb: int = 256
     """Memory for token embeddings of passages that late interaction has seen, in MiB."""
     cache_size: int = 50_000

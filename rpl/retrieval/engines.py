@@ -3,7 +3,7 @@
 An engine is written in YAML by a short name (`bm25: lucene`) or by its class:
 
     dense_index:
-      class_path: rpl.retrieval.faiss_indexes.HNSW
+      class_path: rpl.retrieval.dense.faiss_indexes.HNSW
       init_args: {neighbours: 32}
 
 An engine object holds settings only; building and opening happen in its methods. Any importable class with the same
@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
     from rpl.retrieval.base import Reranker, Retriever
     from rpl.retrieval.config import LibraryConfig
-    from rpl.retrieval.corpus import Corpus
-    from rpl.retrieval.encoders import Encoder
+    from rpl.retrieval.corpus.corpus import Corpus
+    from rpl.retrieval.dense.encoders import Encoder
 
 KEYWORD_ENGINES = {
-    "bm25s": "rpl.retrieval.bm25.BM25S",
-    "memory": "rpl.retrieval.memory.Memory",
-    "lucene": "rpl.retrieval.lucene.Lucene",
-    "milvus": "rpl.retrieval.milvus_keyword.MilvusKeyword",
+    "bm25s": "rpl.retrieval.keyword.bm25.BM25S",
+    "memory": "rpl.retrieval.keyword.memory.Memory",
+    "lucene": "rpl.retrieval.keyword.lucene.Lucene",
+    "milvus": "rpl.retrieval.keyword.milvus_keyword.MilvusKeyword",
 }
 """Short names that `library.bm25` accepts."""
 
 DENSE_INDEXES = {
-    "flat": "rpl.retrieval.faiss_indexes.Flat",
-    "fp16": "rpl.retrieval.faiss_indexes.FP16",
-    "sq8": "rpl.retrieval.faiss_indexes.SQ8",
-    "hnsw": "rpl.retrieval.faiss_indexes.HNSW",
-    "ivfpq": "rpl.retrieval.faiss_indexes.IVFPQ",
-    "milvus": "rpl.retrieval.milvus_dense.MilvusDense",
+    "flat": "rpl.retrieval.dense.faiss_indexes.Flat",
+    "fp16": "rpl.retrieval.dense.faiss_indexes.FP16",
+    "sq8": "rpl.retrieval.dense.faiss_indexes.SQ8",
+    "hnsw": "rpl.retrieval.dense.faiss_indexes.HNSW",
+    "ivfpq": "rpl.retrieval.dense.faiss_indexes.IVFPQ",
+    "milvus": "rpl.retrieval.dense.milvus_dense.MilvusDense",
 }
 """Short names that `library.dense_index` accepts."""
 
@@ -224,9 +224,13 @@ def rerank_engine(config: LibraryConfig) -> RerankEngine | None:
         return None
     if isinstance(value, RerankEngine):
         return value
-    from rpl.retrieval.rerank import CrossEncoder, LateInteraction
-
-    return LateInteraction(config.rerank_cache_mb) if value == "late-interaction" else CrossEncoder(value)
+    arguments: dict[str, Any]
+    if value == "late-interaction":
+        name, arguments = "LateInteraction", {"cache_mb": config.rerank_cache_mb}
+    else:
+        name, arguments = "CrossEncoder", {"model": value}
+    spec = {"class_path": f"rpl.retrieval.rerank.rerankers.{name}", "init_args": arguments}
+    return make("reranker", spec, RerankEngine, {})  # type: ignore[type-abstract]
 
 
 def make(key: str, value: Any, base: type[T], names: Mapping[str, str]) -> T:

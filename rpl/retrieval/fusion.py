@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rpl.errors import PrimitiveError
-from rpl.types import Passage
+from rpl.core.errors import PrimitiveError
+from rpl.core.records import Passage
 
 RRF_K0 = 60
 """The constant of reciprocal-rank fusion, as in the paper."""

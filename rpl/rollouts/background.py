@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
+from rpl.core.records import Trace
 from rpl.executors.base import Executor
-from rpl.types import Trace
 
 Job = tuple[str, str]
 """A program's source and the text of the question."""

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
+from rpl.core.records import Question, Rollout, Trace, Turn
 from rpl.executors.base import Executor
+from rpl.policy.renderer import Action, Renderer
 from rpl.rollouts.background import BackgroundPrograms, Job
-from rpl.rollouts.renderer import Action, Renderer
-from rpl.rollouts.sampler import Completion, Sampler, SamplerSession, SamplingParams
-from rpl.types import Question, Rollout, Trace, Turn
+from rpl.sampling.sampler import Completion, Sampler, SamplerSession, SamplingParams
 
 Progress = Callable[[int], None]
 """Told the number of rollouts that were just finished."""

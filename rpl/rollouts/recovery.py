@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rpl.core.records import Rollout
 from rpl.rollouts.loop import RolloutRequest, run_rollouts
-from rpl.types import Rollout
 
 RETRIES = 1
 """How often a void rollout is made again. The executor has then waited for retrieval to work again already."""

@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from rpl.answers import exact_match, normalize_answer
 from rpl.atlas import Atlas, build
 from rpl.atlas.selection import FULL, MINI
-from rpl.types import Passage, Question
+from rpl.core.answers import exact_match, normalize_answer
+from rpl.core.records import Passage, Question
 
 COUNTRY_OF_CITY = re.compile(r"(?:[Cc]ity in|Located in) ([^.,]+)[.,]")
 POPULATION = re.compile(r"([\d,]+) (?:people|inhabitants)|(?:Population:|population of .+? is) ([\d,]+)")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rpl.atlas import build, materialise
-from rpl.errors import ConfigError
-from rpl.types import Question, from_dict
+from rpl.core.errors import ConfigError
+from rpl.core.records import Question, from_dict
 
 HASH = "import sys, rpl.atlas as a; print(a.materialise('atlas').name, a.materialise('atlas-mini').name)"
 

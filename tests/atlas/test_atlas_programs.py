@@ -7,11 +7,11 @@ from functools import cache
 import pytest
 
 from rpl.atlas import Atlas, build
-from rpl.retrieval.corpus import Corpus
-from rpl.retrieval.links import LinkGraph
-from rpl.retrieval.memory import MemoryBM25
-from rpl.retrieval.tokens import Tokenizer
-from rpl.types import Passage, Question
+from rpl.core.records import Passage, Question
+from rpl.retrieval.corpus.corpus import Corpus
+from rpl.retrieval.keyword.memory import MemoryBM25
+from rpl.retrieval.keyword.tokens import Tokenizer
+from rpl.retrieval.links.links import LinkGraph
 
 
 class World:

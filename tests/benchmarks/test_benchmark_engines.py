@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import engines
 from benchmarks.engines import Asked, overlap, score, table
-from rpl.files import write_jsonl
-from rpl.types import Passage
+from rpl.core.files import write_jsonl
+from rpl.core.records import Passage
 
 
 def asked(gold, silver=()):

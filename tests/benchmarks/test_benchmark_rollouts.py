@@ -10,10 +10,10 @@ from benchmarks import rollouts
 from benchmarks.lockstep import LockStep, _StopTexts
 from benchmarks.rollouts_side import SIDES, make_run
 from benchmarks.sides import Measured
+from rpl.policy.loading import load_policy
+from rpl.policy.renderer import Renderer
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest
-from rpl.rollouts.models import load_policy
-from rpl.rollouts.renderer import Renderer
-from rpl.rollouts.stopping import StopDetector
+from rpl.sampling.stopping import StopDetector
 
 TABLE = {"print(1)": "[p1] Lyon: Lyon is a city in France."}
 CONFIG = RolloutConfig(max_turns=2, max_new_tokens=6, temperature=0.0, batch_size=2, max_context_tokens=4000)

@@ -14,9 +14,9 @@ from benchmarks.sides import SideError
 from benchmarks.synthetic import LibraryShape
 from benchmarks.synthetic_texts import TextShape, TextSource, Words
 from benchmarks.synthetic_vectors import VectorShape, VectorSource, unit
-from rpl.files import read_appended, write_jsonl
+from rpl.core.files import read_appended, write_jsonl
+from rpl.retrieval.dense.faiss_indexes import HNSW, IVFPQ, SQ8
 from rpl.retrieval.engines import describe
-from rpl.retrieval.faiss_indexes import HNSW, IVFPQ, SQ8
 
 TEXTS = TextShape(vocabulary=20_000)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rpl.cli import COMMANDS, LIGHTNING_COMMANDS, main, run
-from rpl.errors import CheckpointError, ConfigError, DataError
-from rpl.types import Trace, from_dict
+from rpl.cli.main import COMMANDS, LIGHTNING_COMMANDS, main, run
+from rpl.core.errors import CheckpointError, ConfigError, DataError
+from rpl.core.records import Trace, from_dict
 
 PROGRAM = "for p in bm25('Borders of Chad', k=1):\n    print(p)\n"
 MINI = ["--corpus", "atlas-mini"]

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rpl.cli import run
-from rpl.lightning_cli import RPLCLI
+from rpl.cli.main import run
 from rpl.modules.grpo import GRPOModule
 from rpl.modules.sft import SFTModule
+from rpl.training.lightning_cli import RPLCLI
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASE, TINY = str(CONFIGS / "base.yaml"), str(CONFIGS / "tiny.yaml")
@@ -62,7 +62,7 @@ def test_the_published_protocol_composes_with_sharding(more, tmp_path, capsys):
     assert stop.value.code in (0, None)
     config = yaml.safe_load(capsys.readouterr().out)
     model, trainer = config["model"]["init_args"], config["trainer"]
-    assert trainer["strategy"]["class_path"] == "rpl.modules.strategy.FSDP2Strategy"
+    assert trainer["strategy"]["class_path"] == "rpl.training.strategy.FSDP2Strategy"
     assert [c["class_path"].rpartition(".")[2] for c in trainer["callbacks"]][-2:] == [
         "ModelCheckpoint",
         "CollapseGuard",

@@ -6,14 +6,14 @@ import pytest
 from helpers_rollouts import ScriptedSampler
 from helpers_server import ServerProcess
 
-from rpl.errors import RetrieverError
-from rpl.executors.environment import Environment, EnvironmentConfig
-from rpl.lightning_cli import RPLCLI
+from rpl.core.errors import RetrieverError
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.faults import FaultInjection
-from rpl.retrieval.health import HealthConfig
-from rpl.retrieval.library import open_library
+from rpl.retrieval.library.faults import FaultInjection
+from rpl.retrieval.library.health import HealthConfig
+from rpl.retrieval.library.opening import open_library
 from rpl.retrieval.serving.config import RemoteConfig
+from rpl.training.lightning_cli import RPLCLI
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PROGRAM = "<program>\nfor p in bm25(question, k=1):\n    print(p)\n</program>"

@@ -8,13 +8,13 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.files import write_jsonl
+from rpl.core.records import Question, Repair, Trace, TraceError, to_dict
 from rpl.datamodules.base import RPLDataModule
 from rpl.datamodules.examples import SFTExample
 from rpl.datamodules.qa import QADataModule
 from rpl.datamodules.repaired import RepairedDataModule
-from rpl.errors import ConfigError, DataError
-from rpl.files import write_jsonl
-from rpl.types import Question, Repair, Trace, TraceError, to_dict
 
 
 @pytest.fixture(scope="module")

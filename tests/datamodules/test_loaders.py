@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import nn
 
+from rpl.core.errors import CheckpointError, ConfigError
 from rpl.datamodules.loader import EvalLoader, TrainLoader, epoch_order
-from rpl.errors import CheckpointError, ConfigError
 
 
 def flat(loader) -> list[int]:

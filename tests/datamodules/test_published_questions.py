@@ -5,12 +5,12 @@ import json
 import pytest
 from file_server import serving
 
-from rpl.cli import run
+from rpl.cli.main import run
+from rpl.core.errors import ConfigError, DataError, DownloadError
 from rpl.datamodules import published
 from rpl.datamodules.published import SETS, convert_record, fetch_questions
 from rpl.datamodules.readers import load_splits
-from rpl.errors import ConfigError, DataError, DownloadError
-from rpl.retrieval.data import read_questions
+from rpl.retrieval.corpus.questions import read_questions
 from rpl.retrieval.fetching import downloads
 from rpl.retrieval.fetching.plan import work_folder
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from rpl.atlas import build
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.records import Question
 from rpl.datamodules.readers import carve, load_splits, question_files
-from rpl.errors import ConfigError, DataError
-from rpl.types import Question
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

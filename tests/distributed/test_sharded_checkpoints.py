@@ -5,8 +5,8 @@ import torch
 from sharded_runs import trajectory
 from torch.distributed.checkpoint import FileSystemReader
 
-from rpl.cli import main
-from rpl.rollouts.models import load_policy
+from rpl.cli.main import main
+from rpl.policy.loading import load_policy
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sharded_runs import Runs, trajectory
 
-from rpl.rollouts.models import load_policy
+from rpl.policy.loading import load_policy
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 

@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "modules"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from module_fakes import QUESTIONS, FakeExecutor, ListData, ListLoader, ScriptedSampler
 
-from rpl.callbacks import CollapseGuard
 from rpl.modules.grpo import GRPOModule
-from rpl.modules.keeping import take_state
-from rpl.modules.lora import LoRAConfig
 from rpl.modules.sft import SFTModule
-from rpl.modules.strategy import FSDP2Strategy
-from rpl.rollouts.hf_sampler import HFSampler
+from rpl.policy.lora import LoRAConfig
 from rpl.rollouts.loop import RolloutConfig
+from rpl.sampling.hf.sampler import HFSampler
+from rpl.training.callbacks import CollapseGuard
+from rpl.training.snapshot import take_state
+from rpl.training.strategy import FSDP2Strategy
 
 DROPPED = ("q1", "q3", "q5", "q8", "q9", "q10", "q11")
 

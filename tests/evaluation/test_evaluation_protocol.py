@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from evaluation_fakes import FakeSystem, questions
 
-from rpl.errors import CheckpointError, ConfigError, DataError, RetrieverError
-from rpl.evaluation.evidence import evidence_scores
+from rpl.core.errors import CheckpointError, ConfigError, DataError, RetrieverError
+from rpl.core.evidence import evidence_scores
+from rpl.core.records import Question, Rollout
 from rpl.evaluation.protocol import best_k, compare, evaluate, load_result
 from rpl.evaluation.records import METRICS, EvalResult
 from rpl.evaluation.statistics import rate_interval
-from rpl.evaluation.tables import format_table
-from rpl.retrieval.counting import CallCounts
-from rpl.types import Question, Rollout
+from rpl.reports.tables import format_table
+from rpl.retrieval.library.counting import CallCounts
 
 
 def _timeless(result: EvalResult) -> list[object]:

@@ -9,7 +9,7 @@ import pytest
 from executor_fakes import FakeLibrary
 
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.sandbox import RestrictedExecutor
+from rpl.executors.parent.sandbox import RestrictedExecutor
 
 collect_ignore = ["protocol_fuzz.py"]  # needs atheris; `make fuzz-protocol` runs it
 

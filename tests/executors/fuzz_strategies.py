@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from hypothesis import strategies as st
-from programs.program_strategies import sources
+from program_strategies import sources
 
 Text = st.SearchStrategy[str]
 

@@ -8,7 +8,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["rpl.executors", "rpl.types", "json"]):
+with atheris.instrument_imports(include=["rpl.executors", "rpl.core.records", "json"]):
     from executors.protocol_harness import check
 
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rpl.core.records import Passage, to_dict
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.process import Worker
+from rpl.executors.parent.process import Worker
+from rpl.executors.parent.service import LibraryService
+from rpl.executors.parent.session import Session
 from rpl.executors.protocol import MAX_PRINTED_CHARS, MAX_PRINTED_ITEMS, REMOTE
-from rpl.executors.service import LibraryService
-from rpl.executors.session import Session
-from rpl.types import Passage, to_dict
 
 CORPUS = Path(__file__).with_name("protocol_corpus")
 LIMITS = ExecutionLimits(calls=4, passages=12, fuel=100, wall_s=5.0)

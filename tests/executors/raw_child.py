@@ -3,10 +3,10 @@
 from raw_worker import run_raw
 
 from rpl.executors.backend import Backend
-from rpl.executors.hardening import put_up
-from rpl.executors.monty_runner import binary
-from rpl.executors.monty_worker import handed_on
-from rpl.executors.worker import serve
+from rpl.executors.isolation.hardening import put_up
+from rpl.executors.monty.runner import binary
+from rpl.executors.monty.worker import handed_on
+from rpl.executors.runtime.worker import serve
 
 RAW_CHILD = Backend(
     "raw child", "raw_child", ("raw_child", "RestrictedPython", "pydantic_monty", "typing_extensions"), ""

@@ -18,12 +18,12 @@ import sys
 import threading
 from contextlib import nullcontext
 
-from rpl.executors import hardening, landlock, namespaces
+from rpl.core.records import TraceError
 from rpl.executors.backend import Backend
-from rpl.executors.primitives import Host, ProgramLimits
-from rpl.executors.restricted import Outcome
-from rpl.executors.worker import serve
-from rpl.types import TraceError
+from rpl.executors.isolation import hardening, landlock, namespaces
+from rpl.executors.runtime.primitives import Host, ProgramLimits
+from rpl.executors.runtime.restricted import Outcome
+from rpl.executors.runtime.worker import serve
 
 RAW = Backend("raw", "raw_worker", ("raw_worker", "RestrictedPython"), "")
 

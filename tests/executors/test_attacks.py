@@ -27,9 +27,9 @@ import pytest
 import yaml
 from executor_fakes import FakeLibrary
 
+from rpl.core.records import Trace
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.sandbox import RestrictedExecutor
-from rpl.types import Trace
+from rpl.executors.parent.sandbox import RestrictedExecutor
 
 FOLDER = Path(__file__).parent / "attacks"
 QUESTION = "who?"

@@ -1,6 +1,7 @@
 """The attack corpus on the second interpreter: the same refusals, typed ends everywhere else, and a pool that is whole.
 
-What a program does that the language allows may end differently there (see the table in `rpl.executors.monty`).
+What a program does that the language allows may end differently there (see the table in
+`rpl.executors.monty.executor`).
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from executors.conftest import FakeLibrary
+from executor_fakes import FakeLibrary
 from executors.test_executor_fuzz import KINDS
 from test_attacks import ATTACKS, CATEGORIES, PROBE, outcomes, program, timeless
 
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.monty import MontyExecutor
+from rpl.executors.monty.executor import MontyExecutor
 
 pytest.importorskip("pydantic_monty")
 

@@ -1,6 +1,6 @@
 """One language, two interpreters: the same programs give the same traces, and every difference is a row of a table.
 
-The table stands in the docstring of `rpl.executors.monty`; each of its rows is a case of `DIFFERENT` here.
+The table stands in the docstring of `rpl.executors.monty.executor`; each of its rows is a case of `DIFFERENT` here.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 import yaml
-from executors.conftest import FakeLibrary
+from executor_fakes import FakeLibrary
 from executors.fuzz_strategies import legal, nearly_legal
 from hypothesis import HealthCheck, given, settings
-from programs.program_strategies import sources
+from program_strategies import sources
 
-from rpl.executors import monty
+from rpl.core.records import Trace
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.monty import MontyExecutor
-from rpl.executors.sandbox import RestrictedExecutor, SandboxExecutor
+from rpl.executors.monty import executor as monty
+from rpl.executors.monty.executor import MontyExecutor
+from rpl.executors.parent.sandbox import RestrictedExecutor, SandboxExecutor
 from rpl.programs.grammar import ALLOWED_NODES, ATTRIBUTES, BUILTINS, PRIMITIVES, parse
-from rpl.types import Trace
 
 pytest.importorskip("pydantic_monty")
 

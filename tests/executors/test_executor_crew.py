@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rpl.executors.crew import IDLE_S, Crew, LeftBehind, Task
+from rpl.executors.parent.threads import IDLE_S, Crew, LeftBehind, Task
 
 
 class Step(Task):

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from executors.conftest import FakeLibrary
+from executor_fakes import FakeLibrary
 from executors.fuzz_strategies import any_program, legal, nearly_legal
 from executors.protocol_harness import CORPUS, check
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from rpl.errors import ProgramError
+from rpl.core.errors import ProgramError
+from rpl.core.records import Trace, to_dict
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.monty import MontyExecutor
-from rpl.executors.monty_source import instrument
-from rpl.executors.policy import compile_program
-from rpl.executors.sandbox import RestrictedExecutor, SandboxExecutor
-from rpl.types import Trace, to_dict
+from rpl.executors.monty.executor import MontyExecutor
+from rpl.executors.monty.source import instrument
+from rpl.executors.parent.sandbox import RestrictedExecutor, SandboxExecutor
+from rpl.executors.runtime.compiling import compile_program
 
 QUESTION = "Which city is larger, Lyon or Nice?"
 KINDS = {"syntax", "forbidden", "runtime", "primitive", "timeout"} | {
@@ -212,6 +212,6 @@ def test_damaged_messages_break_no_promise(data: st.DataObject) -> None:
 def test_the_harness_would_see_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     output = (CORPUS / "honest-search").read_bytes().replace(b'"fuel": 3', b'"fuel": 300')
     assert check(output).error is not None
-    monkeypatch.setattr("rpl.executors.requests.fuel", lambda value, limit: value)
+    monkeypatch.setattr("rpl.executors.parent.requests.fuel", lambda value, limit: value)
     with pytest.raises(AssertionError):
         check(output)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rpl.executors.backend import RESTRICTED
-from rpl.executors.process import Worker
+from rpl.executors.parent.process import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"calls": 32, "passages": 400, "fuel": 20_000, "source_chars": 4_000}
@@ -100,7 +100,7 @@ def test_the_worker_ends_with_its_parent(worker):
 
 
 def test_the_worker_loads_nothing_heavy():
-    code = "import json, sys, rpl.executors.worker\nprint(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, rpl.executors.runtime.worker\nprint(json.dumps(sorted(sys.modules)))"
     modules = set(json.loads(python(code)))
     heavy = {
         "torch",
@@ -117,9 +117,15 @@ def test_the_worker_loads_nothing_heavy():
     assert not modules & heavy
     assert "RestrictedPython" in modules
     outside = {m for m in modules if m.startswith("rpl.") and not m.startswith(("rpl.executors", "rpl.programs"))}
-    assert outside <= {"rpl.errors", "rpl.types", "rpl.retrieval", "rpl.retrieval.base", "rpl.retrieval.fusion"}
+    assert outside <= {
+        "rpl.core.errors",
+        "rpl.core.records",
+        "rpl.retrieval",
+        "rpl.retrieval.base",
+        "rpl.retrieval.fusion",
+    }
 
 
 def test_the_parents_side_loads_nothing_heavy():
-    code = "import sys, rpl.executors.environment\nprint([m for m in ('torch', 'numpy') if m in sys.modules])"
+    code = "import sys, rpl.environment.environment\nprint([m for m in ('torch', 'numpy') if m in sys.modules])"
     assert python(code) == "[]"

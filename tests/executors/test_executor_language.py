@@ -8,19 +8,19 @@ import sys
 import pytest
 from RestrictedPython import compile_restricted_exec
 
-from rpl.errors import PrimitiveError
-from rpl.executors import policy
-from rpl.executors.fuel import Fuel
-from rpl.executors.functions import Builtins
-from rpl.executors.guards import Guards
-from rpl.executors.methods import HANDLERS, REVIEWED
-from rpl.executors.policy import ProgramPolicy, compile_program
-from rpl.executors.primitives import Host, Primitives, ProgramLimits
+from rpl.core.errors import PrimitiveError
+from rpl.core.records import Passage
 from rpl.executors.protocol import LOCAL, REMOTE
-from rpl.executors.restricted import current_line, run_program
-from rpl.executors.values import ProgramPassage
+from rpl.executors.runtime import compiling as policy
+from rpl.executors.runtime.compiling import ProgramPolicy, compile_program
+from rpl.executors.runtime.fuel import Fuel
+from rpl.executors.runtime.functions import Builtins
+from rpl.executors.runtime.guards import Guards
+from rpl.executors.runtime.methods import HANDLERS, REVIEWED
+from rpl.executors.runtime.primitives import Host, Primitives, ProgramLimits
+from rpl.executors.runtime.restricted import current_line, run_program
+from rpl.executors.runtime.values import ProgramPassage
 from rpl.programs.grammar import ALLOWED_NODES, ATTRIBUTES, BUILTINS, PRIMITIVES, canonical
-from rpl.types import Passage
 
 OLD = sys.version_info < (3, 12)
 

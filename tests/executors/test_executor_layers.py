@@ -14,17 +14,17 @@ from typing import ClassVar
 import pytest
 from raw_worker import RAW
 
-from rpl.errors import ConfigError
-from rpl.executors import landlock
+from rpl.core.errors import ConfigError
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.environment import Environment, EnvironmentConfig
-from rpl.executors.kernel import LayerMissing
-from rpl.executors.layers import LAYERS, missing, unknown
-from rpl.executors.pool import WorkerPool
-from rpl.executors.process import Worker
-from rpl.executors.sandbox import RestrictedExecutor
-from rpl.executors.service import LibraryService
-from rpl.executors.session import Session
+from rpl.executors.isolation import landlock
+from rpl.executors.isolation.kernel import LayerMissing
+from rpl.executors.isolation.layers import LAYERS, missing, unknown
+from rpl.executors.parent.pool import WorkerPool
+from rpl.executors.parent.process import Worker
+from rpl.executors.parent.sandbox import RestrictedExecutor
+from rpl.executors.parent.service import LibraryService
+from rpl.executors.parent.session import Session
 
 START = {
     "type": "start",
@@ -321,8 +321,8 @@ def test_unknown_layers_are_refused():
 
 def test_the_environment_requires_layers_when_it_starts(monkeypatch, library):
     # Nothing can be required that a worker does not report.
-    monkeypatch.setattr("rpl.executors.process.Worker.layers", {"seccomp": "not on this kernel"}, raising=False)
-    monkeypatch.setattr("rpl.executors.pool.Worker", FakeWorker)
+    monkeypatch.setattr("rpl.executors.parent.process.Worker.layers", {"seccomp": "not on this kernel"}, raising=False)
+    monkeypatch.setattr("rpl.executors.parent.pool.Worker", FakeWorker)
     environment = Environment(EnvironmentConfig(require_layers=("seccomp",)), library)
     with pytest.raises(ConfigError, match="seccomp: not on this kernel"):
         _ = environment.executor
@@ -344,7 +344,7 @@ class FakeWorker:
 
 def test_no_capability_is_left_even_where_namespaces_are_not_allowed():
     code = (
-        "import rpl.executors.namespaces as n\n"
+        "import rpl.executors.isolation.namespaces as n\n"
         "n._PLACE = b'/no/such/folder'\n"
         "try:\n    n.enter()\nexcept n.LayerMissing as error:\n    print(error)\n"
         "print([line.split()[1] for line in open('/proc/self/status') if line.startswith(('CapPrm', 'CapEff'))])\n"
@@ -356,7 +356,7 @@ def test_no_capability_is_left_even_where_namespaces_are_not_allowed():
 
 
 def test_the_doctor_lists_the_layers(monkeypatch):
-    from rpl.commands.doctor import _sandbox_layers
+    from rpl.cli.commands.doctor import _sandbox_layers
 
     report = dict.fromkeys(LAYERS) | {"seccomp": "libseccomp.so.2 cannot be loaded"}
     monkeypatch.setattr(RestrictedExecutor, "layers", lambda self: report)
@@ -368,7 +368,7 @@ def test_the_doctor_lists_the_layers(monkeypatch):
 
 
 def test_a_step_that_fails_is_reported_and_the_others_are_taken():
-    from rpl.executors.hardening import put_up
+    from rpl.executors.isolation.hardening import put_up
 
     taken = []
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rpl.core.records import Trace, to_dict
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.sandbox import RestrictedExecutor
-from rpl.types import Trace, to_dict
+from rpl.executors.parent.sandbox import RestrictedExecutor
 
 WALL_S = 0.3
 TOLERANCE_S = 0.15
@@ -129,7 +129,7 @@ def measure(executor, programs: int) -> tuple[float, int, int]:
 )
 def test_programs_in_a_row_leave_nothing_behind(programs, growth_mib, monkeypatch, library):
     monkeypatch.setattr(type(library), "calls", property(lambda self: [], lambda self, value: None), raising=False)
-    monkeypatch.setattr("rpl.executors.sandbox.RECYCLE_AFTER", 300)  # workers are replaced on the way, too
+    monkeypatch.setattr("rpl.executors.parent.sandbox.RECYCLE_AFTER", 300)  # workers are replaced on the way, too
     others = children()
     executor = RestrictedExecutor(workers=2)
     executor.attach(library)

@@ -16,22 +16,22 @@ import pytest
 
 pytest.importorskip("pydantic_monty")
 
-from executors.conftest import FakeLibrary
+from executor_fakes import FakeLibrary
 from raw_child import RAW_CHILD
 
-from rpl.errors import ConfigError, MissingDependencyError
-from rpl.executors import monty_runner
+from rpl.core.errors import ConfigError, MissingDependencyError
+from rpl.core.records import Passage
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.environment import Environment, EnvironmentConfig
-from rpl.executors.layers import LAYERS, missing
-from rpl.executors.monty import MontyExecutor
-from rpl.executors.monty_runner import ChildGoneError, MontyRunner, binary
-from rpl.executors.monty_source import MontySource, instrument
-from rpl.executors.primitives import Host, ProgramLimits
-from rpl.executors.process import Worker
-from rpl.executors.service import LibraryService
-from rpl.executors.session import Session
-from rpl.types import Passage
+from rpl.executors.isolation.layers import LAYERS, missing
+from rpl.executors.monty import runner as monty_runner
+from rpl.executors.monty.executor import MontyExecutor
+from rpl.executors.monty.runner import ChildGoneError, MontyRunner, binary
+from rpl.executors.monty.source import MontySource, instrument
+from rpl.executors.parent.process import Worker
+from rpl.executors.parent.service import LibraryService
+from rpl.executors.parent.session import Session
+from rpl.executors.runtime.primitives import Host, ProgramLimits
 
 LIMITS = ExecutionLimits(wall_s=10.0)
 
@@ -191,7 +191,7 @@ def test_a_child_that_something_outside_killed_is_no_fault_of_the_program(
 
 
 def test_a_missing_package_names_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpl.executors.monty.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rpl.executors.monty.executor.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'rpl\[monty\]'"):
         MontyExecutor()
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpl.executors.observation import NOTHING, build_observation
-from rpl.executors.sandbox import count_words
-from rpl.executors.values import passage_line
-from rpl.types import Passage, TraceError
+from rpl.core.records import Passage, TraceError
+from rpl.executors.parent.observation import NOTHING, build_observation
+from rpl.executors.parent.sandbox import count_words
+from rpl.executors.runtime.values import passage_line
 
 
 def merging_counter(text: str) -> int:

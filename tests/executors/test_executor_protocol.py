@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from rpl.errors import PrimitiveError, RetrieverError
+from rpl.core.errors import PrimitiveError, RetrieverError
+from rpl.core.records import Passage
 from rpl.executors import protocol
 from rpl.executors.backend import RESTRICTED
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.process import Worker, WorkerGone, WorkerTimeout
+from rpl.executors.parent.process import Worker, WorkerGone, WorkerTimeout
+from rpl.executors.parent.service import LibraryService, ServiceTimeout
+from rpl.executors.parent.session import Session
 from rpl.executors.protocol import decode, encode, pack_passages
-from rpl.executors.service import LibraryService, ServiceTimeout
-from rpl.executors.session import Session
-from rpl.types import Passage
 
 CALL = {"type": "call", "name": "bm25", "args": {"query": "q", "k": 2}, "line": 1, "journal": []}
 DONE = {"type": "done", "error": None, "fuel": 3, "journal": []}
@@ -223,7 +223,7 @@ def process():
 
     def make(code, monkeypatch):
         ready = 'print(\'{"type": "ready", "layers": {}}\', flush=True)\n'
-        monkeypatch.setattr("rpl.executors.process._MAIN", ready + code)
+        monkeypatch.setattr("rpl.executors.parent.process._MAIN", ready + code)
         made.append(Worker({"type": "start"}, RESTRICTED))
         return made[-1]
 
@@ -233,7 +233,7 @@ def process():
 
 
 def test_a_worker_that_floods_is_cut_off(process, monkeypatch):
-    monkeypatch.setattr("rpl.executors.process.MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("rpl.executors.parent.process.MAX_LINE_BYTES", 1 << 20)
     worker = process("while True: print('x' * 100000, end='')", monkeypatch)
     with pytest.raises(WorkerGone, match="too long"):
         worker.receive(time.monotonic() + 10)

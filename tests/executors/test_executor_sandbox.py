@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from rpl.errors import ConfigError, ExecutorError
-from rpl.executors import process as process_module
-from rpl.executors.process import Worker
-from rpl.executors.sandbox import RestrictedExecutor
-from rpl.types import Trace, to_dict
+from rpl.core.errors import ConfigError, ExecutorError
+from rpl.core.records import Trace, to_dict
+from rpl.executors.parent import process as process_module
+from rpl.executors.parent.process import Worker
+from rpl.executors.parent.sandbox import RestrictedExecutor
 
 SEED_PROGRAM = "for p in bm25(question, k=1):\n    print(p)"
 UNLIMITED = 10**12

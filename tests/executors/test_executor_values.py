@@ -10,12 +10,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rpl.errors import BudgetExceeded
-from rpl.executors.comparison import Comparisons
-from rpl.executors.fuel import Fuel
-from rpl.executors.guards import Guards
-from rpl.executors.methods import HANDLERS
-from rpl.executors.values import iteration
+from rpl.core.errors import BudgetExceeded
+from rpl.executors.runtime.comparison import Comparisons
+from rpl.executors.runtime.fuel import Fuel
+from rpl.executors.runtime.guards import Guards
+from rpl.executors.runtime.methods import HANDLERS
+from rpl.executors.runtime.values import iteration
 
 TYPES: dict[str, type] = {"str": str, "list": list, "dict": dict, "set": set}
 OPERATORS = {

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
+from rpl.core.records import Rollout, Turn
 from rpl.modules.batching import (
     TrainingSequence,
     collate,
@@ -13,7 +14,6 @@ from rpl.modules.batching import (
     plan_micro_batches,
     split_evenly,
 )
-from rpl.types import Rollout, Turn
 
 
 def sequence(length, seed=0):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from module_fakes import QUESTIONS, ListData, ListLoader
 
-from rpl.callbacks import CollapseGuard
-from rpl.errors import CheckpointError, ConfigError, RPLError
-from rpl.modules.keeping import put_state, take_state
+from rpl.core.errors import CheckpointError, ConfigError, RPLError
+from rpl.training.callbacks import CollapseGuard
+from rpl.training.snapshot import put_state, take_state
 
 OFF = {
     "entropy_below": None,

@@ -6,13 +6,13 @@ import pytest
 import torch
 from module_fakes import PASSAGES, QUESTIONS, FakeExecutor, ListData, ListLoader
 
-from rpl.errors import ConfigError, RetrieverError
+from rpl.core.errors import ConfigError, RetrieverError
+from rpl.core.records import to_dict
 from rpl.modules.batching import TrainingSequence, collate, from_rollout
 from rpl.modules.grpo import GRPOModule, ScoredRollout
 from rpl.modules.packing import pack_tokens
 from rpl.modules.scoring import score_tokens
 from rpl.rollouts.loop import RolloutConfig
-from rpl.types import to_dict
 
 
 def fit(module, trainer, batch_size=2, ckpt_path=None):

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 from rpl.modules.losses import (
     cross_entropy_loss,
     gather_trained,

@@ -8,7 +8,7 @@ import yaml
 
 @pytest.mark.filterwarnings("ignore:Precision bf16-mixed is not supported by the model summary")
 def test_yaml_builds_runs_and_saves_a_config_that_says_everything(tmp_path, monkeypatch):
-    from rpl.lightning_cli import RPLCLI
+    from rpl.training.lightning_cli import RPLCLI
 
     monkeypatch.setattr(sys, "argv", ["rpl"])
     environment = {"library": {"corpus": "atlas-mini", "bm25": "memory"}}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 from rpl.modules import prefix_tree
 from rpl.modules.batching import TrainingSequence, collate, dummy_micro_batch, micro_batches
 from rpl.modules.losses import surrogate_loss, token_weights
@@ -18,8 +18,8 @@ from rpl.modules.packing import needed, pack_tokens, plan_packed
 from rpl.modules.prefix_tree import MIN_SHARED
 from rpl.modules.scoring import score_tokens
 from rpl.modules.shared_attention import NAME, can_share
-from rpl.rollouts.models import export_policy, load_policy
-from rpl.rollouts.slots import shared_length
+from rpl.policy.loading import export_policy, load_policy
+from rpl.sampling.hf.slots import shared_length
 
 
 def groups(seed=0, number=4, single=True):

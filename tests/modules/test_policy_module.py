@@ -6,9 +6,9 @@ import pytest
 import torch
 from module_fakes import PASSAGES, QUESTIONS, ListData, ListLoader
 
-from rpl.errors import DataError
-from rpl.rollouts.models import load_policy
-from rpl.types import Rollout, from_dict
+from rpl.core.errors import DataError
+from rpl.core.records import Rollout, from_dict
+from rpl.policy.loading import load_policy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ import random
 import pytest
 import torch
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 from rpl.modules.batching import TrainingSequence, collate, micro_batches
 from rpl.modules.losses import surrogate_loss, token_weights
 from rpl.modules.scoring import check_scorable, score_tokens
-from rpl.rollouts.models import load_policy
+from rpl.policy.loading import load_policy
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from program_strategies import profile, sources
 
-from rpl.errors import ForbiddenConstruct, ProgramError, ProgramSyntaxError
+from rpl.core.errors import ForbiddenConstruct, ProgramError, ProgramSyntaxError
 from rpl.programs.grammar import (
     ATTRIBUTES,
     BUILTINS,

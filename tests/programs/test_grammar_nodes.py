@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 
-from rpl.errors import ForbiddenConstruct, ProgramError, ProgramSyntaxError
+from rpl.core.errors import ForbiddenConstruct, ProgramError, ProgramSyntaxError
 from rpl.programs.checks import Checker
 from rpl.programs.grammar import ALLOWED_NODES, parse
 from rpl.programs.refusals import REFUSED_NODES

@@ -5,15 +5,15 @@ from collections import defaultdict
 import pytest
 
 from rpl.atlas.build import materialise
+from rpl.core.files import read_jsonl
+from rpl.core.records import Question, from_dict
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.environment import Environment, EnvironmentConfig
-from rpl.files import read_jsonl
+from rpl.mutation.search import RepairConfig, repair
+from rpl.mutation.verify import GoldVerifier
 from rpl.programs.grammar import parse
 from rpl.repair.harvest import SEED_PROGRAM
-from rpl.repair.search import RepairConfig, repair
-from rpl.repair.verify import GoldVerifier
 from rpl.retrieval.config import LibraryConfig
-from rpl.types import Question, from_dict
 
 LIMIT = 400
 

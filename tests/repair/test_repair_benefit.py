@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture(scope="module")
 def policy():
-    from rpl.rollouts.models import load_policy, resolve_model
+    from rpl.policy.loading import load_policy, resolve_model
 
     model, tokenizer = load_policy(resolve_model("tiny"))
     return model.eval(), tokenizer
@@ -36,7 +36,7 @@ def test_mean_logprobs_equal_the_slow_way(policy):
 
 
 def test_the_answerer_reads_only_the_observation(policy):
-    from rpl.rollouts.renderer import Renderer
+    from rpl.policy.renderer import Renderer
 
     model, tokenizer = policy
     renderer = Renderer(tokenizer)

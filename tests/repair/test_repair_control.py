@@ -1,11 +1,11 @@
 import pytest
 from repair_fakes import SEED, ScriptedExecutor, ScriptedSampler, TextRenderer, a_question, a_trace, lookup, printing
 
-from rpl.errors import ConfigError, RetrieverError
+from rpl.core.errors import ConfigError, RetrieverError
+from rpl.core.seeds import derive_seed
+from rpl.mutation.verify import GoldVerifier
 from rpl.programs.grammar import parse
 from rpl.repair.control import ControlConfig, ControlTask, resample
-from rpl.repair.verify import GoldVerifier
-from rpl.rollouts.seeds import derive_seed
 
 GOOD = "for p in bm25('Lyon', k=2):\n    print(p)"
 SUCCESS = printing(("'Lyon'", ("city", "land")), ("k=7", ("city",)))

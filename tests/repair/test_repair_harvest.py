@@ -5,16 +5,16 @@ import pytest
 from repair_fakes import ScriptedSampler
 
 from rpl.atlas.build import materialise
-from rpl.errors import ConfigError, DataError
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.files import append_jsonl, read_jsonl
+from rpl.core.records import Question, Repair, Rollout, Turn, from_dict, to_dict
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.environment import Environment, EnvironmentConfig
-from rpl.files import append_jsonl, read_jsonl
+from rpl.mutation.search import RepairConfig
+from rpl.policy.renderer import Renderer
 from rpl.repair.control import ControlConfig
 from rpl.repair.harvest import SEED_PROGRAM, HarvestConfig, harvest
-from rpl.repair.search import RepairConfig
 from rpl.retrieval.config import LibraryConfig
-from rpl.rollouts.renderer import Renderer
-from rpl.types import Question, Repair, Rollout, Turn, from_dict, to_dict
 
 pytest.importorskip("torch")
 
@@ -37,7 +37,7 @@ def environment():
 
 @pytest.fixture(scope="module")
 def policy():
-    from rpl.rollouts.models import load_policy, resolve_model
+    from rpl.policy.loading import load_policy, resolve_model
 
     model, tokenizer = load_policy(resolve_model("tiny"))
     return model.eval(), Renderer(tokenizer)

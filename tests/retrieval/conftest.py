@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from rpl.retrieval.bm25 import BM25Retriever
-from rpl.retrieval.corpus import Corpus
-from rpl.retrieval.dense import DenseRetriever, embed_corpus, load_embeddings
-from rpl.retrieval.encoders import HashEncoder
-from rpl.retrieval.faiss_indexes import Flat
-from rpl.retrieval.library import LocalLibrary
-from rpl.retrieval.memory import MemoryBM25
-from rpl.retrieval.rerank import LateInteractionReranker
-from rpl.retrieval.tokens import Tokenizer
+from rpl.retrieval.corpus.corpus import Corpus
+from rpl.retrieval.dense.encoders import HashEncoder
+from rpl.retrieval.dense.faiss_indexes import Flat
+from rpl.retrieval.dense.search import DenseRetriever, embed_corpus, load_embeddings
+from rpl.retrieval.keyword.bm25 import BM25Retriever
+from rpl.retrieval.keyword.memory import MemoryBM25
+from rpl.retrieval.keyword.tokens import Tokenizer
+from rpl.retrieval.library.library import LocalLibrary
+from rpl.retrieval.rerank.rerankers import LateInteractionReranker
 
 # Doctest collection would import this file as a test module, under the one name that all conftest files share.
 collect_ignore = ["conftest.py"]

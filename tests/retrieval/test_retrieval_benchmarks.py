@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rpl.retrieval.bm25 import BM25Retriever
-from rpl.retrieval.corpus import read_corpus
-from rpl.retrieval.data import check_against_corpus, read_questions
-from rpl.retrieval.links import LinkGraph
-from rpl.retrieval.tokens import Tokenizer
+from rpl.retrieval.corpus.corpus import read_corpus
+from rpl.retrieval.corpus.questions import check_against_corpus, read_questions
+from rpl.retrieval.keyword.bm25 import BM25Retriever
+from rpl.retrieval.keyword.tokens import Tokenizer
+from rpl.retrieval.links.links import LinkGraph
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import pytest
 
-from rpl.commands.parsing import make_parser
-from rpl.errors import ConfigError, DataError
-from rpl.executors.environment import EnvironmentConfig
-from rpl.files import write_jsonl
-from rpl.retrieval.bm25 import BM25S
+from rpl.cli.commands.parsing import make_parser
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.files import write_jsonl
+from rpl.environment.environment import EnvironmentConfig
 from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.dense.faiss_indexes import HNSW, IVFPQ, SQ8, Flat
 from rpl.retrieval.engines import (
     DENSE_INDEXES,
     KEYWORD_ENGINES,
@@ -25,16 +25,18 @@ from rpl.retrieval.engines import (
     make,
     rerank_engine,
 )
-from rpl.retrieval.faiss_indexes import HNSW, IVFPQ, SQ8, Flat
 from rpl.retrieval.indexing.folder import build_index, load_index
 from rpl.retrieval.indexing.manifest import index_settings
-from rpl.retrieval.library import open_library
-from rpl.retrieval.memory import MemoryBM25
-from rpl.retrieval.rerank import CrossEncoder, LateInteraction
-from rpl.retrieval.tokens import Tokenizer
-from rpl.retrieval.yes_no import YesNo
+from rpl.retrieval.keyword.bm25 import BM25S
+from rpl.retrieval.keyword.memory import MemoryBM25
+from rpl.retrieval.keyword.tokens import Tokenizer
+from rpl.retrieval.library.opening import open_library
+from rpl.retrieval.rerank.rerankers import CrossEncoder, LateInteraction
+from rpl.retrieval.rerank.yes_no import YesNo
 
 HERE = __name__
+
+FAISS = "rpl.retrieval.dense.faiss_indexes"
 
 
 @dataclass(frozen=True)
@@ -86,19 +88,19 @@ def test_every_short_name_is_a_class_and_comes_back_as_itself(base, names):
 @pytest.mark.parametrize("engine", [HNSW(neighbours=8), IVFPQ(lists=3, gpu=False), SQ8(rescore=False), Flat(gpu=True)])
 def test_changed_settings_are_described_whole(engine):
     described = json.loads(json.dumps(describe(engine)))
-    assert described["class_path"] == f"rpl.retrieval.faiss_indexes.{type(engine).__name__}"
+    assert described["class_path"] == f"rpl.retrieval.dense.faiss_indexes.{type(engine).__name__}"
     assert make("dense_index", described, DenseIndex, DENSE_INDEXES) == engine
 
 
 def test_yaml_by_name_and_by_class():
     assert parse().bm25 == "bm25s"
     assert parse("--environment.library.dense_index", "sq8").dense_index == "sq8"
-    yaml = "{class_path: rpl.retrieval.faiss_indexes.HNSW, init_args: {neighbours: 16}}"
+    yaml = "{class_path: " + FAISS + ".HNSW, init_args: {neighbours: 16}}"
     assert parse("--environment.library.dense_index", yaml).dense_index == HNSW(neighbours=16)
-    assert keyword_engine(parse("--environment.library.bm25", "rpl.retrieval.bm25.BM25S")) == BM25S()
+    assert keyword_engine(parse("--environment.library.bm25", "rpl.retrieval.keyword.bm25.BM25S")) == BM25S()
     yaml = f"{{class_path: {HERE}.Backwards, init_args: {{letters: 5}}}}"
     assert parse("--environment.library.bm25", yaml).bm25 == Backwards(5)
-    yaml = "{class_path: rpl.retrieval.yes_no.YesNo, init_args: {model: some/model}}"
+    yaml = "{class_path: rpl.retrieval.rerank.yes_no.YesNo, init_args: {model: some/model}}"
     assert parse("--environment.library.reranker", yaml).reranker == YesNo("some/model")
     assert parse("--environment.library.reranker", "BAAI/bge-reranker-v2-m3").reranker == "BAAI/bge-reranker-v2-m3"
 
@@ -119,11 +121,14 @@ def test_a_config_without_engines_is_written_as_before():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bm25": "rpl.retrieval.bm25.Nothing"}, r"library\.bm25: there is no class 'rpl\.retrieval\.bm25\.Nothing'"),
-        ({"bm25": "nowhere.Nothing"}, r"library\.bm25: there is no class 'nowhere\.Nothing'"),
-        ({"bm25": "rpl.retrieval.faiss_indexes.HNSW"}, r"library\.bm25: .*HNSW is no KeywordEngine"),
         (
-            {"dense_index": {"class_path": "rpl.retrieval.faiss_indexes.HNSW", "init_args": {"m": 5}}},
+            {"bm25": "rpl.retrieval.keyword.bm25.Nothing"},
+            r"library\.bm25: there is no class '.*\.bm25\.Nothing'",
+        ),
+        ({"bm25": "nowhere.Nothing"}, r"library\.bm25: there is no class 'nowhere\.Nothing'"),
+        ({"bm25": f"{FAISS}.HNSW"}, r"library\.bm25: .*HNSW is no KeywordEngine"),
+        (
+            {"dense_index": {"class_path": f"{FAISS}.HNSW", "init_args": {"m": 5}}},
             "HNSW takes .*'m'",
         ),
     ],
@@ -137,9 +142,18 @@ def test_engines_that_are_none(settings, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{class_path: rpl.retrieval.faiss_indexes.HNSW, init_args: {m: 5}}", "HNSW takes .*neighbours.* not take 'm'"),
-        ("{class_path: rpl.retrieval.faiss_indexes.Tree}", "there is no class 'rpl.retrieval.faiss_indexes.Tree'"),
-        ("{class_path: rpl.retrieval.faiss_indexes.HNSW, init_args: {neighbours: many}}", "HNSW cannot be made .*many"),
+        (
+            "{class_path: " + FAISS + ".HNSW, init_args: {m: 5}}",
+            "HNSW takes .*neighbours.* not take 'm'",
+        ),
+        (
+            "{class_path: " + FAISS + ".Tree}",
+            "there is no class '.*faiss_indexes.Tree'",
+        ),
+        (
+            "{class_path: " + FAISS + ".HNSW, init_args: {neighbours: many}}",
+            "HNSW cannot be made .*many",
+        ),
         ("annoy", "must be one of flat, fp16, sq8, hnsw, ivfpq, milvus, or a class_path; got 'annoy'"),
     ],
 )

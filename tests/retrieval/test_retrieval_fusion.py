@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from rpl.errors import PrimitiveError
+from rpl.core.errors import PrimitiveError
+from rpl.core.records import Passage
 from rpl.retrieval.fusion import reciprocal_rank_fusion, unique
-from rpl.types import Passage
 
 A, B, C, D = (Passage(i, i.upper(), f"text {i}", score=9.0, rank=7) for i in "abcd")
 
@@ -68,5 +68,5 @@ def test_imports_nothing_heavy():
 
 
 def test_the_library_module_imports_nothing_heavy():
-    code = "import sys, rpl.retrieval.library; print({'numpy', 'torch', 'faiss', 'bm25s'} & set(sys.modules))"
+    code = "import sys, rpl.retrieval.library.library; print({'numpy', 'torch', 'faiss', 'bm25s'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

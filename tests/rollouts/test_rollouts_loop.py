@@ -9,15 +9,15 @@ from helpers_rollouts import ScriptedSampler, TableExecutor, question
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpl.errors import ConfigError, RetrieverError
+from rpl.core.errors import ConfigError, RetrieverError
+from rpl.core.records import Rollout, Trace, Turn
+from rpl.environment.void_rate import InfraGuard, binomial_tail
+from rpl.policy.renderer import Action, Renderer
 from rpl.rollouts.background import BackgroundPrograms
-from rpl.rollouts.health import InfraGuard, binomial_tail
-from rpl.rollouts.hf_sampler import HFSampler
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming, run_rollouts
-from rpl.rollouts.one_turn import complete
-from rpl.rollouts.renderer import Action, Renderer
-from rpl.rollouts.sampler import SamplingParams
-from rpl.types import Rollout, Trace, Turn
+from rpl.sampling.hf.sampler import HFSampler
+from rpl.sampling.sampler import SamplingParams
+from rpl.sampling.single_turn import complete
 
 TABLE = {"print(1)": "[p1] Lyon: Lyon is a city in France.", "print(2)": "[p2] Paris: Paris is a city."}
 

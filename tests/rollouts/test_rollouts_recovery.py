@@ -2,9 +2,9 @@
 
 from helpers_rollouts import ScriptedSampler, TableExecutor, question
 
+from rpl.policy.renderer import Renderer
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest
 from rpl.rollouts.recovery import run_with_retries
-from rpl.rollouts.renderer import Renderer
 
 TABLE = {"print(1)": "[p1] Lyon: Lyon is a city in France."}
 

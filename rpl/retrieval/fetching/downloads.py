@@ -21,10 +21,10 @@ from typing import IO, Any
 
 import httpx2
 
-from rpl.errors import DownloadError
-from rpl.files import write_json
+from rpl.core.errors import DownloadError
+from rpl.core.files import write_json
+from rpl.core.units import size_text
 from rpl.retrieval.fetching.remote_files import Checksum, RemoteFile, arrived, drop, note_path, partial_path
-from rpl.retrieval.units import size_text
 
 Say = Callable[[str], None]
 OnBytes = Callable[[int], None]

@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rpl.errors import ConfigError, DataError
-from rpl.files import read_jsonl, write_json
-from rpl.progress import progress_bar
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.files import read_jsonl, write_json
+from rpl.core.progress import progress_bar
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import Corpus, text_field, title_and_text
-from rpl.retrieval.dense import write_at
-from rpl.retrieval.encoders import Encoder
+from rpl.retrieval.corpus.corpus import Corpus, text_field, title_and_text
+from rpl.retrieval.corpus.store import open_store
+from rpl.retrieval.dense.encoders import Encoder
+from rpl.retrieval.dense.search import write_at
 from rpl.retrieval.fetching.vectors import VectorFile
-from rpl.retrieval.indexing.corpus_store import open_store
 from rpl.retrieval.indexing.folder import build_index
 from rpl.retrieval.indexing.loading import CORPUS_FOLDER, load_encoder
 from rpl.retrieval.indexing.plan import STATE_FILE, GivenEmbeddings

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rpl.errors import DataError
+from rpl.core.errors import DataError
 from rpl.retrieval.fetching.downloads import Downloader
 from rpl.retrieval.fetching.plan import Wanted, announce, fetch_all, fetching, look_up, require_free, work_folder
 from rpl.retrieval.fetching.remote_files import RemoteFile

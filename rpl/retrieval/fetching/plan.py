@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpl.errors import ConfigError, DataError
-from rpl.files import nearest_folder
-from rpl.progress import progress_bar
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.files import nearest_folder
+from rpl.core.locks import folder_lock
+from rpl.core.progress import progress_bar
+from rpl.core.units import duration_text, size_text
 from rpl.retrieval.fetching.downloads import Downloader, Say
 from rpl.retrieval.fetching.remote_files import RemoteFile, arrived
 from rpl.retrieval.fetching.sources import Source
-from rpl.retrieval.locking import folder_lock
-from rpl.retrieval.units import duration_text, size_text
 
 WORK = ".{name}.fetching"
 """The folder beside a target in which its files are gathered; what a killed process left there is used again."""

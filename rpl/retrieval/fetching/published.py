@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rpl.errors import ConfigError
-from rpl.files import write_json
+from rpl.core.errors import ConfigError
+from rpl.core.files import write_json
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.fetching.downloads import Downloader
 from rpl.retrieval.fetching.importing import LEAST_SIMILARITY, corpus_head, import_index

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 from urllib.parse import quote
 
-from rpl.errors import ConfigError, DownloadError
+from rpl.core.errors import ConfigError, DownloadError
 from rpl.retrieval.fetching.downloads import Downloader
 from rpl.retrieval.fetching.remote_files import Checksum, RemoteFile
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpl.errors import DataError
+from rpl.core.errors import DataError
 
 _FLAT = {b"IxFI": "inner product", b"IxF2": "L2", b"IxFl": "any metric"}
 """Types of flat indexes in faiss' `index_write.cpp`, the metric of each."""

@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rpl.errors import DataError, RetrieverError
-from rpl.files import cache_dir
+from rpl.core.errors import DataError, RetrieverError
+from rpl.core.files import cache_dir
 from rpl.retrieval.base import Retriever
-from rpl.retrieval.canary import probe, require_sound
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import Corpus
-from rpl.retrieval.encoders import Encoder
-from rpl.retrieval.indexing.corpus_store import open_store, store_corpus_file, store_rows
+from rpl.retrieval.corpus.corpus import Corpus
+from rpl.retrieval.corpus.fingerprints import Reading, file_fingerprint, known_fingerprint
+from rpl.retrieval.corpus.store import open_store, store_corpus_file, store_rows
+from rpl.retrieval.dense.encoders import Encoder
 from rpl.retrieval.indexing.estimate import estimate, require_room
-from rpl.retrieval.indexing.known_corpora import Reading, file_fingerprint, known_fingerprint
 from rpl.retrieval.indexing.loading import CORPUS_FOLDER, EMBEDDINGS_FILE, load_dense, load_keyword
 from rpl.retrieval.indexing.manifest import (
     FORMAT,
@@ -33,7 +32,8 @@ from rpl.retrieval.indexing.parts import FinishedPart, Part, WorkFolder, remove
 from rpl.retrieval.indexing.plan import GivenEmbeddings, Plan, require_sound_embeddings
 from rpl.retrieval.indexing.sampling import sample_corpus, sample_file
 from rpl.retrieval.indexing.shared_encoding import invite
-from rpl.retrieval.tokens import TOKENIZER_VERSION
+from rpl.retrieval.keyword.tokens import TOKENIZER_VERSION
+from rpl.retrieval.library.canary import probe, require_sound
 
 Say = Callable[[str], None]
 

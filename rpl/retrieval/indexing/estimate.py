@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from rpl.errors import ConfigError
-from rpl.retrieval import bm25_arrays
+from rpl.core.columns import format_table
+from rpl.core.errors import ConfigError
+from rpl.core.units import duration_text, size_text
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.dense import SHARD_PASSAGES
-from rpl.retrieval.encoders import Encoder
+from rpl.retrieval.corpus import store as corpus_store
+from rpl.retrieval.dense.encoders import Encoder
+from rpl.retrieval.dense.search import SHARD_PASSAGES
 from rpl.retrieval.engines import dense_index
-from rpl.retrieval.indexing import corpus_store
 from rpl.retrieval.indexing.sampling import Sample
-from rpl.retrieval.surfaces import surface_forms
-from rpl.retrieval.tables import format_table
-from rpl.retrieval.tokens import Tokenizer
-from rpl.retrieval.units import duration_text, size_text
+from rpl.retrieval.keyword import bm25_arrays
+from rpl.retrieval.keyword.tokens import Tokenizer
+from rpl.retrieval.links.surfaces import surface_forms
 
 _ENCODED = 16
 _POSTING_BYTES = 8

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rpl.errors import ConfigError, DataError
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.locks import folder_lock
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import Corpus
-from rpl.retrieval.encoders import Encoder
+from rpl.retrieval.corpus.corpus import Corpus
+from rpl.retrieval.corpus.fingerprints import known_fingerprint
+from rpl.retrieval.dense.encoders import Encoder
 from rpl.retrieval.indexing.building import IndexBuild, Say, donors, part_key, restore, source_fingerprint, work_folder
 from rpl.retrieval.indexing.estimate import Estimate, estimate
-from rpl.retrieval.indexing.known_corpora import known_fingerprint
 from rpl.retrieval.indexing.loading import LoadedIndex, load_encoder, load_index, stale
 from rpl.retrieval.indexing.manifest import MANIFEST, index_settings, read_manifest
 from rpl.retrieval.indexing.plan import GivenEmbeddings, Plan
 from rpl.retrieval.indexing.sampling import sample_file
-from rpl.retrieval.locking import folder_lock
 
 __all__ = [
     "GivenEmbeddings",

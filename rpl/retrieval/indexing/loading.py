@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpl.errors import ConfigError, DataError
+from rpl.core.errors import ConfigError, DataError
 from rpl.retrieval.base import Retriever
-from rpl.retrieval.canary import probe, require_sound
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import REBUILD, Corpus
-from rpl.retrieval.encoders import HASH_ENCODER, Encoder, HashEncoder, SentenceEncoder, resolve_encoder
+from rpl.retrieval.corpus.corpus import REBUILD, Corpus
+from rpl.retrieval.corpus.store import open_store
+from rpl.retrieval.dense.encoders import HASH_ENCODER, Encoder, HashEncoder, SentenceEncoder, resolve_encoder
 from rpl.retrieval.engines import dense_index, keyword_engine
-from rpl.retrieval.indexing.corpus_store import open_store
 from rpl.retrieval.indexing.manifest import Manifest, read_manifest, reconcile
-from rpl.retrieval.links import LinkGraph, load_links
+from rpl.retrieval.library.canary import probe, require_sound
+from rpl.retrieval.links.links import LinkGraph, load_links
 
 CORPUS_FOLDER = "corpus"
 LINKS_FOLDER = "links"
@@ -104,7 +104,7 @@ def load_keyword(folder: Path, config: LibraryConfig, corpus: Corpus) -> Retriev
 
 def load_dense(folder: Path, config: LibraryConfig, corpus: Corpus, encoder: Encoder) -> Retriever:
     """Opens the dense index of a folder, which need not be finished otherwise."""
-    from rpl.retrieval.dense import DenseRetriever, load_embeddings
+    from rpl.retrieval.dense.search import DenseRetriever, load_embeddings
 
     index = dense_index(config).load(load_embeddings(folder / EMBEDDINGS_FILE), folder / DENSE_FOLDER)
     return DenseRetriever(corpus, encoder, index)

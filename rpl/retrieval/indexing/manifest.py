@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rpl.errors import ConfigError, DataError
-from rpl.files import write_json
-from rpl.progress import progress_bar
+from rpl.core.columns import format_table
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.files import write_json
+from rpl.core.progress import progress_bar
+from rpl.core.units import duration_text, size_text
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import REBUILD
+from rpl.retrieval.corpus.corpus import REBUILD
 from rpl.retrieval.engines import (
     DENSE_INDEXES,
     KEYWORD_ENGINES,
@@ -25,9 +27,7 @@ from rpl.retrieval.engines import (
     make,
 )
 from rpl.retrieval.indexing.parts import HASHED_AT_LOAD, FinishedPart, belongs, file_hash
-from rpl.retrieval.tables import format_table
-from rpl.retrieval.tokens import TOKENIZER_VERSION
-from rpl.retrieval.units import duration_text, size_text
+from rpl.retrieval.keyword.tokens import TOKENIZER_VERSION
 
 MANIFEST = "manifest.json"
 FORMAT = 2

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rpl.files import write_json
-from rpl.retrieval.milvus import LIVE_FOLDER
+from rpl.core.files import write_json
+from rpl.retrieval.dense.milvus import LIVE_FOLDER
 
 HASHED_AT_LOAD = 64 << 20
 """Files up to this many bytes are hashed whenever an index is opened, larger ones by a full check only."""

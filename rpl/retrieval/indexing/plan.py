@@ -7,21 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rpl.errors import DataError
-from rpl.files import digest
-from rpl.retrieval.canary import canary_query, canary_sample, probe_passages, require_sound
+from rpl.core.errors import DataError
+from rpl.core.files import digest
+from rpl.core.records import Passage
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import Corpus
-from rpl.retrieval.dense import embed_corpus, load_embeddings
-from rpl.retrieval.encoders import Encoder
+from rpl.retrieval.corpus.corpus import Corpus
+from rpl.retrieval.corpus.store import STORE_VERSION
+from rpl.retrieval.dense.encoders import Encoder
+from rpl.retrieval.dense.search import embed_corpus, load_embeddings
 from rpl.retrieval.engines import dense_index, describe, keyword_engine
-from rpl.retrieval.indexing.corpus_store import STORE_VERSION
 from rpl.retrieval.indexing.loading import CORPUS_FOLDER, DENSE_FOLDER, EMBEDDINGS_FILE, LINKS_FOLDER
 from rpl.retrieval.indexing.manifest import index_settings, package_versions
 from rpl.retrieval.indexing.parts import Part
-from rpl.retrieval.links import LINKS_VERSION, build_links
-from rpl.retrieval.tokens import TOKENIZER_VERSION
-from rpl.types import Passage
+from rpl.retrieval.keyword.tokens import TOKENIZER_VERSION
+from rpl.retrieval.library.canary import canary_query, canary_sample, probe_passages, require_sound
+from rpl.retrieval.links.links import LINKS_VERSION, build_links
 
 STATE_FILE = f".{EMBEDDINGS_FILE}.shards"
 """Which shards of the embeddings are done, in the folder of an unfinished index."""

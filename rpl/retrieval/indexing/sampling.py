@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpl.errors import DataError
-from rpl.retrieval.corpus import Corpus, contents, read_passages, text_field, title_and_text
+from rpl.core.errors import DataError
+from rpl.retrieval.corpus.corpus import Corpus, contents, read_passages, text_field, title_and_text
 
 _BLOCKS = 40
 _BLOCK_PASSAGES = 25

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from rpl.files import write_bytes
+from rpl.core.files import write_bytes
 
 
 class Shards:

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rpl.errors import ConfigError, DataError
-from rpl.files import write_json
+from rpl.core.errors import ConfigError, DataError
+from rpl.core.files import write_json
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus import Corpus
-from rpl.retrieval.dense import prepare_embedding, share_embedding
-from rpl.retrieval.encoders import Encoder
-from rpl.retrieval.indexing.corpus_store import open_store
+from rpl.retrieval.corpus.corpus import Corpus
+from rpl.retrieval.corpus.store import open_store
+from rpl.retrieval.dense.encoders import Encoder
+from rpl.retrieval.dense.search import prepare_embedding, share_embedding
 from rpl.retrieval.indexing.loading import CORPUS_FOLDER, EMBEDDINGS_FILE, load_encoder
 from rpl.retrieval.indexing.manifest import MANIFEST
 from rpl.retrieval.indexing.plan import STATE_FILE

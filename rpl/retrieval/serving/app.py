@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from rpl import __version__
-from rpl.errors import ProgramError, RetrieverError
+from rpl.core.errors import ProgramError, RetrieverError
 from rpl.retrieval.base import MAX_K
 from rpl.retrieval.serving.metrics import CONTENT_TYPE
 from rpl.retrieval.serving.service import RetrievalService, Unavailable

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from rpl.errors import RetrieverError
+from rpl.core.errors import RetrieverError
 from rpl.retrieval.serving.config import RemoteConfig
 from rpl.retrieval.serving.wire import parse_json
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rpl.errors import ConfigError
+from rpl.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

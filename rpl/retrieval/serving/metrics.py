@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from rpl.retrieval.counting import CallCounts
+from rpl.retrieval.library.counting import CallCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -12,15 +12,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rpl.errors import PrimitiveError, RetrieverError
-from rpl.files import digest
-from rpl.retrieval.arguments import check_arguments
-from rpl.retrieval.canary import CANARIES, DEPTH, canary_query, probe_passages
-from rpl.retrieval.library import Library
+from rpl.core.errors import PrimitiveError, RetrieverError
+from rpl.core.files import digest
+from rpl.core.records import Passage
+from rpl.retrieval.library.arguments import check_arguments
+from rpl.retrieval.library.canary import CANARIES, DEPTH, canary_query, probe_passages
+from rpl.retrieval.library.library import Library
 from rpl.retrieval.serving.client import Client
 from rpl.retrieval.serving.config import RemoteConfig
 from rpl.retrieval.serving.wire import FORMAT, read_hits, read_passages, read_results
-from rpl.types import Passage
 
 Say = Callable[[str], None]
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from rpl.errors import ConfigError, MissingDependencyError, RetrieverError
-from rpl.retrieval.library import Library
+from rpl.core.errors import ConfigError, MissingDependencyError, RetrieverError
+from rpl.retrieval.library.library import Library
 from rpl.retrieval.serving.config import ServiceConfig
 
 

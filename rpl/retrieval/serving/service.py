@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rpl.errors import RetrieverError
-from rpl.retrieval.counting import CallCounts
-from rpl.retrieval.health import HealthConfig, HealthWatch
-from rpl.retrieval.library import Call, Library, LocalLibrary
+from rpl.core.errors import RetrieverError
+from rpl.retrieval.library.counting import CallCounts
+from rpl.retrieval.library.health import HealthConfig, HealthWatch
+from rpl.retrieval.library.library import Call, Library, LocalLibrary
 from rpl.retrieval.serving.config import ServiceConfig
 from rpl.retrieval.serving.metrics import ServiceMetrics
 from rpl.retrieval.serving.wire import FORMAT, pack_hit, pack_outcome, pack_passage

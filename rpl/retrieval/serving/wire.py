@@ -26,10 +26,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rpl.errors import DataError, PrimitiveError, ProgramError, RetrieverError
-from rpl.retrieval.corpus import contents, text_field, title_and_text
-from rpl.retrieval.library import CallResult
-from rpl.types import Passage
+from rpl.core.errors import DataError, PrimitiveError, ProgramError, RetrieverError
+from rpl.core.records import Passage
+from rpl.retrieval.corpus.corpus import contents, text_field, title_and_text
+from rpl.retrieval.library.library import CallResult
 
 FORMAT = 1
 """Version of this format."""

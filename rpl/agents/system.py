@@ -1,0 +1,32 @@
+"""The interface of everything that can be evaluated."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rpl.core.records import Question, Rollout
+from rpl.retrieval.library.counting import CallCounts
+
+
+class System(ABC):
+    """Something that answers questions."""
+
+    name: str
+    """How tables call it."""
+    settings: Mapping[str, Any]
+    """What must be equal for two evaluations of it to be comparable; JSON values."""
+
+    @property
+    def retrieval(self) -> CallCounts:
+        """Calls of retrieval so far; zeros for a system without."""
+        return CallCounts()
+
+    @abstractmethod
+    def answer(self, questions: Sequence[Question]) -> list[Rollout]:
+        """Answers questions, greedily.
+
+        Returns:
+            One rollout a question, in order. Where retrieval failed, the rollout carries the infrastructure error.
+        """

@@ -1,0 +1,68 @@
+"""`rpl exec`: runs one program in the sandbox and shows its trace."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rpl.cli.commands.parsing import call
+from rpl.core.errors import DataError, RetrieverError
+from rpl.core.records import Trace, to_dict
+from rpl.environment.environment import Environment, EnvironmentConfig
+
+
+def execute(
+    program: str,
+    question: str,
+    corpus: str | None = None,
+    environment: EnvironmentConfig = EnvironmentConfig(),
+    json: bool = False,
+) -> Trace:
+    """Runs one program in the sandbox and prints its trace.
+
+    Args:
+        program: File with the program, or `-` for standard input.
+        question: What the program sees as `question`.
+        corpus: Short for `--environment.library.corpus`.
+        environment: Corpus, indexes and limits.
+        json: Print the whole trace as JSON.
+    """
+    source = sys.stdin.read() if program == "-" else _read(Path(program))
+    if corpus is not None:
+        environment = replace(environment, library=replace(environment.library, corpus=corpus))
+    with Environment(environment) as env:
+        trace = env.executor.run(source, question)
+    if trace.infra_error is not None:
+        raise RetrieverError(trace.infra_error)
+    if json:
+        sys.stdout.write(json_module.dumps(to_dict(trace), indent=2, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write(describe(trace))
+    return trace
+
+
+def describe(trace: Trace) -> str:
+    """Returns a trace as text for a terminal: calls, then what the program put into the context."""
+    lines = [f"{len(trace.calls)} primitive calls, fuel {trace.fuel}, {trace.seconds * 1000:.0f} ms"]
+    for c in trace.calls:
+        args = ", ".join(f"{name}={value!r}" for name, value in c.args.items())
+        cached = ", cached" if c.cached else ""
+        lines.append(f"  line {c.line}: {c.name}({args}) -> {len(c.result_ids)} passages{cached}")
+    lines += [f"observation, {trace.printed_tokens} tokens, printed ids: {', '.join(trace.printed_ids) or 'none'}"]
+    lines += ["  " + line for line in trace.observation.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        raise DataError(f"{path}: no such program file")
+    return path.read_text(encoding="utf-8")
+
+
+def run(args: Sequence[str]) -> Any:
+    """Parses and executes `rpl exec`."""
+    return call("exec", execute, args, positional=["program"])

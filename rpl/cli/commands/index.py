@@ -1,0 +1,147 @@
+"""`rpl index`: builds the index of a corpus, shows what is in one, checks it, or asks it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rpl.cli.commands.fetching import run_fetch_index, run_import_vectors
+from rpl.cli.commands.parsing import call, dispatch
+from rpl.core.errors import RetrieverError
+from rpl.core.progress import say
+from rpl.core.records import Passage
+from rpl.retrieval.config import LibraryConfig
+
+
+def build(corpus: str, out: str, library: LibraryConfig = LibraryConfig(), dry_run: bool = False) -> Path:
+    """Builds the index folder of a corpus; it can then stand wherever a corpus is asked for.
+
+    A build that was stopped goes on where it was when it is started again.
+
+    Args:
+        corpus: JSON lines of `{"id", "title", "text"}` or `{"id", "contents"}`; may be .gz.
+        out: The folder to make.
+        library: Backends and their settings; `--library.dense true` adds embeddings.
+        dry_run: Only show what it would cost, by part, and fail if there is no room for it.
+    """
+    from rpl.core.files import nearest_folder
+    from rpl.core.units import size_text
+    from rpl.retrieval.indexing.estimate import free_room, require_room
+    from rpl.retrieval.indexing.folder import build_index, plan_index
+
+    if dry_run:
+        cost = plan_index(Path(corpus), Path(out), library)
+        sys.stdout.write(f"{corpus}: about {cost.passages:,} passages\n\n{cost.table()}\n")
+        place = nearest_folder(Path(out).absolute().parent)
+        free, memory = free_room(place)
+        sys.stdout.write(f"here: {size_text(free)} free at {place}")
+        sys.stdout.write("\n" if memory is None else f", {size_text(memory)} of memory\n")
+        require_room(cost, place)
+        return Path(out)
+    folder = build_index(Path(corpus), Path(out), library, say)
+    say(f"index ready: use it with --environment.library.corpus {folder}")
+    return folder
+
+
+def encode(out: str, device: str = "auto", wait_s: float = 600.0) -> None:
+    """Encodes passages for a build of another process, which shares the work: start one a GPU.
+
+    Args:
+        out: The folder that `rpl index build` is making.
+        device: Where the encoder runs: `auto`, `cpu`, `cuda`, `cuda:1`, …
+        wait_s: How long to wait for that build to have read its corpus, in seconds.
+    """
+    from rpl.retrieval.indexing.folder import work_folder
+    from rpl.retrieval.indexing.shared_encoding import join
+
+    join(work_folder(Path(out)), Path(out), device, wait_s, say)
+
+
+def info(folder: str) -> dict[str, Any]:
+    """Shows what is in an index folder, from its manifest.
+
+    Args:
+        folder: An index folder.
+    """
+    from dataclasses import asdict
+
+    from rpl.retrieval.indexing.manifest import describe_manifest, read_manifest
+
+    manifest = read_manifest(Path(folder))
+    sys.stdout.write(describe_manifest(manifest))
+    return asdict(manifest)
+
+
+def check(corpus: str, library: LibraryConfig = LibraryConfig(), full: bool = False) -> None:
+    """Opens an index and asks it canary questions.
+
+    Args:
+        corpus: An index folder, a corpus file, `atlas` or `atlas-mini`.
+        library: How to open it.
+        full: Also hash every file of the index folder, whatever its size.
+    """
+    from rpl.core.units import size_text
+    from rpl.retrieval.indexing.manifest import check_all_files
+    from rpl.retrieval.library.health import check as check_health
+    from rpl.retrieval.library.opening import open_library
+
+    if full:
+        sys.stdout.write(f"{'files':<12}{'ok':<8}{size_text(check_all_files(Path(corpus)))} as they were built\n")
+    opened = open_library(replace(library, corpus=corpus), say)
+    try:
+        results = check_health(opened)
+    finally:
+        opened.close()
+    for result in results:
+        sys.stdout.write(f"{result.name:<12}{'ok' if result.ok else 'FAILED':<8}{result.detail}\n")
+    bad = [result.name for result in results if not result.ok]
+    if bad:
+        raise RetrieverError(f"{corpus}: {', '.join(bad)} failed")
+
+
+def search(
+    query: str,
+    corpus: str = "atlas",
+    primitive: Literal["bm25", "dense"] = "bm25",
+    k: int = 10,
+    library: LibraryConfig = LibraryConfig(),
+) -> list[Passage]:
+    """Shows what a primitive finds.
+
+    Args:
+        query: The query.
+        corpus: An index folder, a corpus file, `atlas` or `atlas-mini`.
+        primitive: `bm25` or `dense`.
+        k: How many passages.
+        library: How to open the index.
+    """
+    from rpl.retrieval.library.opening import open_library
+
+    opened = open_library(replace(library, corpus=corpus, dense=library.dense or primitive == "dense"), say)
+    try:
+        passages = list(opened.call(primitive, {"query": query, "k": k}).passages)
+    finally:
+        opened.close()
+    for p in passages:
+        sys.stdout.write(f"{p.rank:>3} {p.score:8.3f} [{p.id}] {p.title}: {p.text}\n")
+    return passages
+
+
+def run(args: Sequence[str]) -> Any:
+    """Parses and executes `rpl index`."""
+    actions = {
+        "build": (lambda rest: call("index build", build, rest, ["corpus"]), "make the index folder of a corpus"),
+        "encode": (lambda rest: call("index encode", encode, rest, ["out"]), "share the encoding of a build, on a GPU"),
+        "info": (lambda rest: call("index info", info, rest, ["folder"]), "show what is in an index folder"),
+        "check": (
+            lambda rest: call("index check", check, rest, ["corpus"]),
+            "open an index and ask it canary questions",
+        ),
+        "fetch": (run_fetch_index, "fetch an index that somebody serves, or published vectors"),
+        "import": (run_import_vectors, "make an index with embeddings from a file"),
+        "search": (lambda rest: call("index search", search, rest, ["query"]), "show what a primitive finds"),
+    }
+    return dispatch("index", actions, args)

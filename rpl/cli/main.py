@@ -1,0 +1,83 @@
+"""The `rpl` command: LightningCLI for fit, validate, test and predict, and one small module a command for the rest."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rpl import __version__
+from rpl.core.errors import RPLError
+
+LIGHTNING_COMMANDS = {
+    "fit": "train a policy: GRPO (configs/rl.yaml) or SFT on repairs (configs/sft.yaml)",
+    "validate": "evaluate a policy on the validation questions",
+    "test": "evaluate a policy on the test questions",
+    "predict": "write a policy's rollouts without scoring them",
+}
+COMMANDS = {
+    "cycle": "run a whole schedule of phases (RL, harvest, SFT, RL, …, eval); resumable",
+    "harvest": "find verified repairs of a policy's failed programs",
+    "ask": "answer one question with a policy and show program, evidence and answer",
+    "exec": "run one program in the sandbox and show its trace",
+    "data": "fetch published data, write the embedded Atlas data set, or check your own files",
+    "index": "build, fetch, check or query the index of a corpus",
+    "serve-retrieval": "serve a corpus over HTTP to any number of runs",
+    "export": "write the policy of a training checkpoint as a model folder",
+    "report": "write the report of a run folder again",
+    "doctor": "say what works on this machine and what to do about the rest",
+}
+
+
+def _usage() -> str:
+    width = max(map(len, LIGHTNING_COMMANDS | COMMANDS)) + 2
+    lines = ["usage: rpl COMMAND [options]", "", "Train a language model to write its own retrieval programs.", ""]
+    lines += [f"  {name:<{width}}{text}" for name, text in (LIGHTNING_COMMANDS | COMMANDS).items()]
+    lines += ["", "`rpl COMMAND --help` shows the options of one command. `rpl --version` prints the version."]
+    return "\n".join(lines) + "\n"
+
+
+def run(args: Sequence[str]) -> Any:
+    """Runs one command and returns what it returns; errors propagate.
+
+    Args:
+        args: The command line without the program name.
+
+    Raises:
+        RPLError: The command failed for a reason that RPL can name.
+        SystemExit: Usage errors (status 2) and `--help` (status 0).
+    """
+    if not args or args[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_usage())
+        raise SystemExit(0 if args else 2)
+    if args[0] in ("-V", "--version"):
+        sys.stdout.write(f"rpl {__version__}\n")
+        raise SystemExit(0)
+    # Huge pages for large tensors halve the cost of first touching the key-value cache; torch reads this at import.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    command = args[0]
+    if command in LIGHTNING_COMMANDS:
+        from rpl.training.lightning_cli import RPLCLI
+
+        return RPLCLI(list(args))
+    if command in COMMANDS:
+        return importlib.import_module(f"rpl.cli.commands.{command.replace('-', '_')}").run(list(args[1:]))
+    allowed = ", ".join(LIGHTNING_COMMANDS | COMMANDS)
+    sys.stderr.write(f"rpl: error: there is no command {command!r}; the commands are {allowed}\n")
+    raise SystemExit(2)
+
+
+def main(args: Sequence[str] | None = None) -> Any:
+    """The console entry point: like `run`, but an `RPLError` becomes one line on standard error and exit status 1."""
+    try:
+        return run(sys.argv[1:] if args is None else args)
+    except RPLError as error:
+        sys.stderr.write(f"rpl: {type(error).__name__}: {error}\n")
+        raise SystemExit(1) from error
+
+
+def entry_point() -> None:
+    """What the installed `rpl` script calls: `main` without a return value, so that the exit status is 0."""
+    main()

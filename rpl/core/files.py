@@ -1,0 +1,144 @@
+"""Files that are never half-written: atomic replacement, and JSON lines with errors by file and line."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rpl.core.errors import DataError
+
+
+def cache_dir() -> Path:
+    """Returns the folder for built indexes and resolved models: `$RPL_HOME`, or `~/.cache/rpl`."""
+    root = os.environ.get("RPL_HOME")
+    return Path(root).expanduser() if root else Path.home() / ".cache" / "rpl"
+
+
+def nearest_folder(path: Path) -> Path:
+    """Returns the nearest folder that exists at a path or above it."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file under a temporary name in the same folder, then renames it into place."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file as `write_text` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes one JSON document, indented, atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_jsonl(path: Path, records: Iterable[Any]) -> int:
+    """Writes one JSON value a line, atomically, and returns how many there were."""
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    write_text(path, "".join(line + "\n" for line in lines))
+    return len(lines)
+
+
+def append_jsonl(path: Path, records: Iterable[Any]) -> None:
+    """Appends one JSON value a line and flushes them to disk; `read_appended` forgives a torn last line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields pairs of line number (from 1) and JSON object; empty lines are skipped. `.gz` files are unpacked.
+
+    Raises:
+        DataError: The file does not exist or is damaged, or a line is not UTF-8 or not a JSON object.
+    """
+    import gzip
+
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(path, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                line = _decoded(raw, path, number)
+                if line.strip():
+                    yield number, _json_object(line, path, number)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read behind line {number} ({error})") from error
+
+
+def _json_object(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{number}: not JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
+        raise DataError(f"{path}:{number}: not JSON that can be read ({error})") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}:{number}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _decoded(raw: bytes, path: Path, number: int) -> str:
+    if number == 1:
+        raw = raw.removeprefix(codecs.BOM_UTF8)
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"byte 0x{raw[error.start]:02x} at position {error.start + 1}"
+        if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            what = "it starts as UTF-16 does"
+        raise DataError(f"{path}:{number}: cannot be read as UTF-8 ({what}); save the file as UTF-8") from error
+    if "\0" in line:
+        what = "it has zero bytes, as UTF-16 does"
+        raise DataError(f"{path}:{number}: cannot be read as UTF-8 ({what}); save the file as UTF-8")
+    return line
+
+
+def read_appended(path: Path) -> list[dict[str, Any]]:
+    """Reads a file that `append_jsonl` wrote, dropping a last line that a killed process left unfinished.
+
+    The torn line is also cut from the file, so that appending can go on.
+    """
+    if not path.exists():
+        return []
+    raw = path.read_bytes()
+    end = raw.rfind(b"\n") + 1
+    if end != len(raw):
+        with path.open("r+b") as file:
+            file.truncate(end)
+    return [json.loads(line) for line in raw[:end].splitlines() if line.strip()]
+
+
+def digest(*parts: str | bytes) -> str:
+    """Returns a stable 16-digit hexadecimal hash of texts, with boundaries between them."""
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        state.update(len(data).to_bytes(8, "big"))
+        state.update(data)
+    return state.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Who deserves what: rewards of rollouts, and advantages within their groups."""

@@ -1,5 +1,0 @@
-"""The schedule: phases of RL, harvest, SFT and evaluation over one run folder, resumable at any point."""
-
-from rpl.cycle.run import cycle
-
-__all__ = ["cycle"]

@@ -1,0 +1,140 @@
+"""A library with an executor on it: what modules, harvests, evaluations and the command line run programs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+from rpl.core.errors import ConfigError
+from rpl.environment.watched import WatchedExecutor
+from rpl.executors.base import ExecutionLimits, Executor, TokenCounter
+from rpl.executors.isolation.layers import unknown
+from rpl.executors.monty.executor import MontyExecutor
+from rpl.executors.parent.sandbox import RestrictedExecutor, SandboxExecutor
+from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library.health import HealthConfig, HealthWatch
+
+if TYPE_CHECKING:
+    from rpl.retrieval.library.library import Library
+
+
+EXECUTORS: Mapping[str, type[SandboxExecutor]] = {"restricted": RestrictedExecutor, "monty": MontyExecutor}
+"""Value of `environment.executor` -> its class."""
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """What programs search, within which budgets, and how many run at once."""
+
+    library: LibraryConfig = field(default_factory=LibraryConfig)
+    """The corpus and its search backends."""
+    limits: ExecutionLimits = field(default_factory=ExecutionLimits)
+    """Budgets of each program."""
+    workers: int = 2
+    """Sandbox worker processes, and so programs that run at once."""
+    infra_retries: int = 2
+    """How often a failed retrieval call is tried again before its program counts as failed by infrastructure."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    """Canary queries, reruns of programs that infrastructure failed, and how long a run waits for retrieval."""
+    require_layers: tuple[str, ...] = ()
+    """Layers of the sandbox without which nothing runs: `audit_hook`, `no_new_privileges`, `resource_limits`,
+    `namespaces`, `landlock`, `seccomp`. One that is not named here and that the machine lacks is told in a log line."""
+    executor: Literal["restricted", "monty"] = "restricted"
+    """What runs the programs: CPython behind guards, or Monty, an interpreter of a Python subset written in Rust (needs
+    `pip install 'rpl[monty]'`); `executors.monty` says what differs."""
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise ConfigError(f"environment.executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
+        if self.workers < 1:
+            raise ConfigError(f"environment.workers must be at least 1, got {self.workers}")
+        if self.infra_retries < 0:
+            raise ConfigError(f"environment.infra_retries must be at least 0, got {self.infra_retries}")
+        if unknown(self.require_layers):
+            raise ConfigError(f"environment.require_layers: {unknown(self.require_layers)}")
+
+
+class Environment:
+    """Opens the library and starts the executor when they are first needed. Use it as a context manager, or close it.
+
+    Args:
+        config: The settings.
+        library: An open library to use in place of `config.library`; it stays open when the environment closes.
+        progress: Receives a line of text for each slow step of opening the library.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        library: Library | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._given = library
+        self._opened: Library | None = None
+        self._sandbox: SandboxExecutor | None = None
+        self._executor: Executor | None = None
+        self._count_tokens: TokenCounter | None = None
+        self._progress = progress
+
+    @property
+    def library(self) -> Library:
+        """The library; opened at first use."""
+        if self._given is not None:
+            return self._given
+        if self._opened is None:
+            from rpl.retrieval.library.opening import open_library
+
+            self._opened = open_library(self.config.library, self._progress)
+        return self._opened
+
+    @property
+    def executor(self) -> Executor:
+        """The executor on that library, which watches its health; made at first use.
+
+        Raises:
+            RetrieverError: The library is not healthy.
+        """
+        if self._executor is None:
+            self._executor = WatchedExecutor(self.sandbox, HealthWatch(self.library, self.config.health))
+        return self._executor
+
+    @property
+    def sandbox(self) -> SandboxExecutor:
+        """What runs the programs, without the watch; made at first use."""
+        if self._sandbox is None:
+            config = self.config
+            made = EXECUTORS[config.executor]
+            executor = made(config.limits, config.workers, config.infra_retries, config.require_layers)
+            if config.require_layers:
+                executor.layers()  # says so now where one is missing, not at the first program
+            executor.attach(self.library)
+            if self._count_tokens is not None:
+                executor.connect(self._count_tokens)
+            self._sandbox = executor
+        return self._sandbox
+
+    def connect(self, count_tokens: TokenCounter) -> None:
+        """Sets the tokenizer that observations are measured with; does not open anything."""
+        self._count_tokens = count_tokens
+        if self._sandbox is not None:
+            self._sandbox.connect(count_tokens)
+
+    def close(self) -> None:
+        """Stops the workers and closes the library if this environment opened it; both reopen when used again."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+            self._sandbox = self._executor = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def __enter__(self) -> Environment:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""What a run will cost: memory, time and disk, said before anything is loaded."""

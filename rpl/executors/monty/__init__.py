@@ -1,0 +1,1 @@
+"""The second interpreter of the program language: Monty, in a process of its own."""

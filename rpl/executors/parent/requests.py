@@ -1,0 +1,144 @@
+"""Checks what a worker asks for or reports, before the parent acts on it or keeps it.
+
+The worker has checked the same arguments for the program's sake. Here they are checked against the worker: a value that
+no honest worker sends ends it, and nothing that it sends is kept without a bound on its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rpl.core.records import Passage, TraceError
+from rpl.executors.parent.process import WorkerGone
+from rpl.executors.protocol import clean
+from rpl.executors.runtime.primitives import MAX_ID_CHARS
+from rpl.retrieval.base import MAX_K, MAX_QUERY_CHARS
+
+MAX_ERROR_CHARS = 1_000
+"""Longest error message that is kept."""
+
+MAX_KIND_CHARS = 40
+"""Longest kind of an error."""
+
+MAX_LINE = 10_000_000
+"""Highest line number that is believed."""
+
+Known = Mapping[str, Passage]
+"""The passages that a run fetched, by id."""
+
+
+def arguments(name: str, args: Any, known: Known) -> dict[str, Any]:
+    """Returns the arguments of a primitive call, with their texts cleaned.
+
+    Args:
+        name: A primitive of `protocol.REMOTE` or `protocol.LOCAL`.
+        args: What the worker sent.
+        known: Passages of this run; lists of passages may hold no others.
+
+    Raises:
+        WorkerGone: They are not what an honest worker sends.
+    """
+    checks = _ARGUMENTS[name]
+    if type(args) is not dict or args.keys() != checks.keys():
+        raise WorkerGone(f"the arguments of its call of {name} are malformed")
+    try:
+        return {key: check(args[key], known) for key, check in checks.items()}
+    except (TypeError, ValueError, KeyError):
+        raise WorkerGone(f"the arguments of its call of {name} are malformed") from None
+
+
+def passage_ids(value: Any, known: Known) -> list[str]:
+    """Returns ids of passages that this run fetched.
+
+    Raises:
+        WorkerGone: It is not a list of them.
+    """
+    try:
+        return _known_ids(value, known)
+    except (TypeError, KeyError):
+        raise WorkerGone("it names a passage that it did not fetch") from None
+
+
+def line_number(value: Any) -> int | None:
+    """Returns a line number; `None` for `None`.
+
+    Raises:
+        WorkerGone: It is neither.
+    """
+    if value is not None and (type(value) is not int or not 0 < value < MAX_LINE):
+        raise WorkerGone("its line number is malformed")
+    return value
+
+
+def fuel(value: Any, limit: int) -> int:
+    """Returns how much fuel was used.
+
+    Raises:
+        WorkerGone: It is not a number from 0 to the limit.
+    """
+    if type(value) is not int or not 0 <= value <= limit:
+        raise WorkerGone("its fuel is malformed")
+    return value
+
+
+def failure(value: Any) -> TraceError | None:
+    """Returns the error a program ended with; `None` for `None`.
+
+    Raises:
+        WorkerGone: It is neither.
+    """
+    if value is None:
+        return None
+    match value:
+        case {"kind": str(kind), "message": str(message), "line": line, **more} if not more:
+            named = 0 < len(kind) <= MAX_KIND_CHARS and kind.isascii() and kind.replace("_", "a").isalnum()
+            if named and len(message) <= MAX_ERROR_CHARS:
+                return TraceError(kind, clean(message), line_number(line))
+    raise WorkerGone("its error is malformed")
+
+
+def _query(value: Any, known: Known) -> str:
+    if type(value) is not str or not 0 < len(value) <= MAX_QUERY_CHARS:
+        raise ValueError
+    return clean(value)
+
+
+def _identifier(value: Any, known: Known) -> str:
+    if type(value) is not str or not 0 < len(value) <= MAX_ID_CHARS:
+        raise ValueError
+    return clean(value)
+
+
+def _k(value: Any, known: Known) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_K:
+        raise ValueError
+    return value
+
+
+def _k_or_none(value: Any, known: Known) -> int | None:
+    return None if value is None else _k(value, known)
+
+
+def _known_ids(value: Any, known: Known) -> list[str]:
+    if type(value) is not list:
+        raise TypeError
+    return [known[identifier].id for identifier in value]
+
+
+def _lists(value: Any, known: Known) -> list[list[str]]:
+    if type(value) is not list:
+        raise TypeError
+    return [_known_ids(each, known) for each in value]
+
+
+_SEARCH: dict[str, Callable[[Any, Known], Any]] = {"query": _query, "k": _k}
+_ARGUMENTS: dict[str, dict[str, Callable[[Any, Known], Any]]] = {
+    "bm25": _SEARCH,
+    "dense": _SEARCH,
+    "rerank": {"query": _query, "passages": _known_ids, "k": _k_or_none},
+    "read": {"passage_id": _identifier},
+    "links": {"passage": _identifier, "k": _k},
+    "fuse": {"lists": _lists, "k": _k_or_none},
+    "unique": {"passages": _known_ids},
+}

@@ -1,0 +1,61 @@
+"""Fuel: the deterministic measure of how much a program did.
+
+A loop step and a call cost one unit, and one more for every hundred syntax nodes that they run. An operation on a
+large value costs in proportion to what it reads or writes. So a unit is never more than some tens of microseconds of
+work, and fuel stops a program long before the clock does: how it ends does not depend on the machine. Standard library
+only: the worker imports this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rpl.core.errors import BudgetExceeded
+from rpl.executors.runtime.values import iteration
+
+NODES_PER_UNIT = 100
+"""Syntax nodes of the body of a loop or function that one unit pays for."""
+
+CHARS_PER_UNIT = 1_000
+"""Characters that one unit pays for, where an operation reads or writes a text once."""
+
+ITEMS_PER_UNIT = 1_000
+"""Items that one unit pays for, where an operation copies or moves them."""
+
+SCANNED_PER_UNIT = 100
+"""Items that one unit pays for, where an operation compares each with one simple value."""
+
+MATCHES_PER_UNIT = 100_000
+"""Single-character comparisons that one unit pays for, where a search may need length times length of them."""
+
+
+class Fuel:
+    """Counts loop steps, calls and the cost of large values against a limit.
+
+    Attributes:
+        used: Units burnt so far, at most the limit.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def burn(self, units: int = 1) -> None:
+        """Burns fuel.
+
+        Raises:
+            BudgetExceeded: `budget_fuel`: the limit is passed.
+        """
+        self.used += units
+        if self.used > self.limit:
+            self.used = self.limit
+            raise BudgetExceeded("fuel", f"the program took more than {self.limit:,} steps")
+
+    def steps(self, values: Iterable[Any], cost: int = 1) -> Iterator[Any]:
+        """Yields the values, each for `cost` units of fuel; sets in an order that is the same in every process."""
+        for value in iteration(values):
+            self.used += cost
+            if self.used > self.limit:
+                self.burn(0)
+            yield value

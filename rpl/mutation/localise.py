@@ -1,0 +1,99 @@
+"""Where a program lost its evidence, read off its trace stage by stage.
+
+The class says which edits can help at all: no print edit finds a passage that was never fetched, and no query edit
+helps a passage that was fetched and dropped. Reads gold ids, hence train time only. Pure: executes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rpl.core.records import Question, Trace
+
+FailureKind = Literal["crashed", "never_fetched", "lost_in_rerank", "not_printed", "over_budget", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How much of the gold one primitive call kept."""
+
+    name: str
+    line: int | None
+    recall: float
+    """Share of all gold ids among this call's results, in [0, 1]."""
+    cumulative: float
+    """Share of all gold ids among the results of this and all earlier calls, in [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first stage at which evidence was lost."""
+
+    kind: FailureKind
+    """`crashed`: the program failed before all gold was printed; `never_fetched`: some gold id is in no call's
+    results; `lost_in_rerank`: a call received a gold passage and dropped it; `over_budget`: all gold was fetched,
+    some is missing, and printed items did not fit; `not_printed`: fetched, never printed; `none`: all printed."""
+    missing: tuple[str, ...]
+    """Gold ids that did not reach the context."""
+    fetched: float
+    """Share of gold ids that some call returned, in [0, 1]."""
+    printed: float
+    """Share of gold ids that reached the context, in [0, 1]."""
+    stages: tuple[Stage, ...] = ()
+
+
+def coverage(gold: Sequence[str], found: Sequence[str]) -> float:
+    """Returns the share of distinct gold ids that are in `found`; 0.0 where there are none.
+
+    >>> coverage(("a", "b"), ("b", "c"))
+    0.5
+    """
+    wanted = set(gold)
+    return len(wanted.intersection(found)) / len(wanted) if wanted else 0.0
+
+
+def localise(question: Question, trace: Trace) -> Failure:
+    """Finds the stage at which a program lost its gold passages.
+
+    Args:
+        question: With gold ids; without any, only `crashed` and `none` can be told apart.
+        trace: One execution of the program for this question.
+    """
+    gold = tuple(dict.fromkeys(question.gold_docs))
+    fetched = set(trace.fetched_ids)
+    missing = tuple(i for i in gold if i not in trace.printed_ids)
+    return Failure(
+        kind=_kind(missing, fetched, trace),
+        missing=missing,
+        fetched=coverage(gold, trace.fetched_ids),
+        printed=coverage(gold, trace.printed_ids),
+        stages=_stages(gold, trace),
+    )
+
+
+def _kind(missing: tuple[str, ...], fetched: set[str], trace: Trace) -> FailureKind:
+    if trace.error is not None:
+        return "crashed"
+    if not missing:
+        return "none"
+    if any(i not in fetched for i in missing):
+        return "never_fetched"
+    if any(i in _received(call.args) and i not in call.result_ids for call in trace.calls for i in missing):
+        return "lost_in_rerank"
+    return "over_budget" if trace.omitted else "not_printed"
+
+
+def _received(args: dict[str, object]) -> tuple[str, ...]:
+    passages = args.get("passages")
+    return tuple(map(str, passages)) if isinstance(passages, list | tuple) else ()
+
+
+def _stages(gold: tuple[str, ...], trace: Trace) -> tuple[Stage, ...]:
+    stages: list[Stage] = []
+    so_far: set[str] = set()
+    for call in trace.calls:
+        so_far.update(call.result_ids)
+        stages.append(Stage(call.name, call.line, coverage(gold, call.result_ids), coverage(gold, tuple(so_far))))
+    return tuple(stages)

@@ -1,0 +1,216 @@
+r"""Text to token ids and back: the one renderer of SFT, RL, evaluation and serving.
+
+A transcript is a prompt followed by segments, each tokenised by itself, so that it only ever grows at its end:
+
+    prompt | <program>…</program> | \n<result>…</result>\n | … | <answer>…</answer> eos
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from rpl.core.errors import ConfigError
+from rpl.core.files import digest
+from rpl.core.records import FinishReason
+from rpl.policy.prompts import DIRECT, Style, user_message
+from rpl.policy.tiny import CHATML
+
+ANSWER_PREFIX = "<answer>"
+
+_TAG = re.compile(r"<(/?(?:program|result|answer))>")
+_ACTION = re.compile(r"<(program|answer)>(.*?)</\1>", re.DOTALL)
+_FORGED = re.compile(r"</?result>")
+_TURN_MARKERS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+)
+_HOLE = "\ue000"  # a private-use character that stands for the question while the template is applied
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What one turn of the policy asks for."""
+
+    kind: Literal["program", "answer", "invalid"]
+    text: str = ""
+    """The program or the answer; empty if invalid."""
+    reason: str | None = None
+    """Why it is invalid: `forgery`, `truncated`, `no_action` or `preamble`."""
+
+
+class Renderer:
+    """Renders questions, programs, observations and answers for one tokenizer.
+
+    Args:
+        tokenizer: A fast tokenizer with a chat template and an end token.
+        style: `compact`: a prompt of about thirty tokens, for small models that learn the language by training.
+            `documented`: the language described in full with an example, for models that write it unprompted.
+        thinking: Whether the policy may write plain text before a tag. If not, such a turn is invalid.
+    """
+
+    def __init__(self, tokenizer: Any, style: Style = "compact", thinking: bool = True) -> None:
+        if style not in ("compact", "documented"):
+            raise ConfigError(f"style {style!r}: allowed are 'compact' and 'documented'")
+        if not tokenizer.chat_template:
+            raise ConfigError("the tokenizer has no chat template; the renderer needs one")
+        if tokenizer.eos_token_id is None:
+            raise ConfigError("the tokenizer has no end-of-sequence token; the renderer needs one")
+        self.tokenizer = tokenizer
+        self.style = style
+        self.thinking = thinking
+        special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
+        self._markers = tuple(dict.fromkeys((*_TURN_MARKERS, *(token for token in special if token))))
+        self._frame = self._template_around(user_message(style, thinking))
+        self._direct_frame = self._template_around(DIRECT)
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def prompt_ids(self, question: str) -> list[int]:
+        """Returns the prompt: one user message in the chat template, ready for the policy's turn."""
+        return self._fill(self._frame, question)
+
+    def direct_prompt_ids(self, question: str) -> list[int]:
+        """Returns a prompt without retrieval: the chat template asks for the answer, `<answer>` is already written."""
+        return self._fill(self._direct_frame, question) + self._encode(ANSWER_PREFIX)
+
+    def prefilled_ids(self, question: str, program: str, observation: str, answer: bool = False) -> list[int]:
+        """Returns the transcript in which the policy has already run a given program.
+
+        A fixed program is so compared with the policy's own on the same weights, the same reader and the same layout.
+
+        Args:
+            question: The question text.
+            program: The source of the program.
+            observation: What it printed.
+            answer: Whether `<answer>` is written too, so that the next turn must be an answer.
+        """
+        ids = self.prompt_ids(question) + self.program_ids(program) + self.observation_ids(observation)
+        return ids + self._encode(ANSWER_PREFIX) if answer else ids
+
+    # -- segments ------------------------------------------------------------------------------------------------
+
+    def program_ids(self, source: str) -> list[int]:
+        """Returns the segment in which the policy writes a program."""
+        return self._encode(f"<program>\n{source}\n</program>")
+
+    def observation_ids(self, observation: str) -> list[int]:
+        """Returns the segment in which the environment shows what a program printed.
+
+        Text in it that looks like one of the tags is written with square brackets, and text that looks like a special
+        token is tokenised as plain characters, so that a passage cannot end its own block.
+        """
+        return self._encode(f"\n<result>\n{_defuse(observation)}\n</result>\n")
+
+    def answer_ids(self, answer: str, eos: bool = True) -> list[int]:
+        """Returns the segment in which the policy answers, by default with the end token."""
+        ids = self._encode(f"<answer>{answer}</answer>")
+        return [*ids, self.tokenizer.eos_token_id] if eos else ids
+
+    def transcript(
+        self, question: str, steps: Sequence[tuple[str, str]], answer: str | None, eos: bool = True
+    ) -> tuple[list[int], list[bool]]:
+        """Returns a whole transcript for supervised training.
+
+        Args:
+            question: The question text.
+            steps: Pairs of program source and observation.
+            answer: The answer; `None` leaves the transcript open after the last observation.
+            eos: Whether the end token follows the answer (and is trained). Sampling stops at `</answer>`, so a
+                rollout has none.
+
+        Returns:
+            Token ids, and a mask that is True where the policy writes: programs, answer and end token.
+        """
+        ids = self.prompt_ids(question)
+        mask = [False] * len(ids)
+        for program, observation in steps:
+            for segment, trained in ((self.program_ids(program), True), (self.observation_ids(observation), False)):
+                ids += segment
+                mask += [trained] * len(segment)
+        if answer is not None:
+            segment = self.answer_ids(answer, eos)
+            ids += segment
+            mask += [True] * len(segment)
+        return ids, mask
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def parse(self, text: str, finish_reason: FinishReason = "eos") -> Action:
+        """Reads what the policy wrote in one turn; the first complete tag counts.
+
+        Args:
+            text: The text of the turn, special tokens visible, a final end token removed.
+            finish_reason: Why sampling ended; `length` without a tag means the turn was cut off.
+        """
+        if _FORGED.search(text) or any(marker in text for marker in self._markers):
+            return Action("invalid", reason="forgery")
+        match = _ACTION.search(text)
+        if match is None:
+            return Action("invalid", reason="truncated" if finish_reason == "length" else "no_action")
+        if not self.thinking and text[: match.start()].strip():
+            return Action("invalid", reason="preamble")
+        kind, body = match.groups()
+        if kind == "program":
+            return Action("program", textwrap.dedent(body).strip())
+        answer = body.strip()
+        return Action("answer", answer) if answer else Action("invalid", reason="no_action")
+
+    @staticmethod
+    def direct_answer(text: str) -> str:
+        """Reads the continuation of a prompt that already holds `<answer>`: up to the closing tag or the line's end."""
+        return text.split("</answer>")[0].strip().split("\n")[0].strip()
+
+    def count_tokens(self, text: str) -> int:
+        """Returns the length of a text in tokens; special tokens in it count as plain characters."""
+        return len(self._encode(text))
+
+    @cached_property
+    def style_hash(self) -> str:
+        """A fingerprint of everything that shapes a transcript; equal hashes render equal ids.
+
+        A model trained under one hash and run under another sees prompts it was not trained on.
+        """
+        ids, mask = self.transcript("Who wrote it?", [("print(1)", "[p1] A: b"), ("print(2)", "")], "nobody")
+        probe = json.dumps([ids, [int(m) for m in mask], self.direct_prompt_ids("Who?")])
+        return digest(self.style, str(self.thinking), probe)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _template_around(self, message: str) -> tuple[list[int], str, str, list[int]]:
+        """Splits the templated message into ids before it, its text before and after the question, and ids after."""
+        before, after = message.replace("{question}", _HOLE).split(_HOLE)
+        # Templates of the ChatML family put a default system message before the first user message; it would cost
+        # more tokens than the whole prompt.
+        chatml = "<|im_start|>" in self.tokenizer.chat_template
+        rendered = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": _HOLE}],
+            tokenize=False,
+            add_generation_prompt=True,
+            chat_template=CHATML if chatml else None,
+        )
+        head, tail = rendered.split(_HOLE)
+        encode = self.tokenizer.encode
+        return encode(head, add_special_tokens=False), before, after, encode(tail, add_special_tokens=False)
+
+    def _fill(self, frame: tuple[list[int], str, str, list[int]], question: str) -> list[int]:
+        head, before, after, tail = frame
+        return head + self._encode(before + _defuse(question.strip()) + after) + tail
+
+    def _encode(self, text: str) -> list[int]:
+        # Text from outside must never become a control token, so special tokens are read as characters.
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return ids
+
+
+def _defuse(text: str) -> str:
+    return _TAG.sub(r"[\1]", text)

@@ -1,0 +1,1 @@
+"""Passages and question files: read, checked, stored and mapped."""

@@ -1,0 +1,1 @@
+"""Dense search: encoders, vector indexes and the retriever over them."""

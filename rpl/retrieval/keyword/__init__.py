@@ -1,0 +1,1 @@
+"""Keyword search: BM25 in its engines, and the tokenisation they share."""

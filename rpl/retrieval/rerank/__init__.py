@@ -1,0 +1,1 @@
+"""Reranking of a given list of passages."""

@@ -1,0 +1,1 @@
+"""Sampling with vLLM: an engine in the training process, or servers."""

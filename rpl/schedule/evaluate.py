@@ -1,0 +1,109 @@
+"""The `eval` phase: all policies so far, the start model without retrieval, and the fixed program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from rpl.agents.baselines import Direct, FixedProgram, Policy
+from rpl.core.records import Question
+from rpl.environment.environment import Environment
+from rpl.evaluation.protocol import best_k, compare, evaluate
+from rpl.evaluation.records import EvalResult
+from rpl.policy.renderer import Renderer
+from rpl.reports.results import add_comparison, add_result
+from rpl.rollouts.loop import RolloutConfig
+from rpl.sampling.hf.sampler import HFSampler
+from rpl.sampling.opening import load_local_policy
+from rpl.schedule.config import EvalConfig
+
+Style = Literal["compact", "documented"]
+Dtype = Literal["float32", "bfloat16"]
+
+
+def evaluate_policies(
+    run_dir: Path,
+    out: Path,
+    questions: Sequence[Question],
+    *,
+    start: str,
+    policies: Mapping[str, Path],
+    environment: Environment,
+    rollout: RolloutConfig,
+    style: Style,
+    dtype: Dtype,
+    config: EvalConfig,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Measures all rows of the results table and writes them, and their comparisons, to `results.json`.
+
+    The fixed program is read by the weights of the last policy, at every depth of `config.fixed_k`; the depth with the
+    best EM *on these very questions* is the baseline, a choice that can only favour the baseline.
+
+    Args:
+        run_dir: The run folder.
+        out: Folder for the records, one file a row; rows that are there already are not measured again.
+        questions: The questions.
+        start: The model the schedule began with.
+        policies: Name of each training phase and the policy it left, in order; at least one.
+        environment: Where programs run.
+        rollout: Turn and token budgets.
+        style: Prompt style.
+        dtype: Autocast type of sampling.
+        config: What to measure.
+        settings: What identifies the run, kept with every row.
+
+    Returns:
+        The headline figures: EM of the last policy and of the best fixed program.
+    """
+    shared: dict[str, Any] = {"settings": settings, "batch": config.batch_size, "allow_void": config.allow_void}
+    batch = config.batch_size
+
+    def measure(system: Any, phase: str) -> EvalResult:
+        name = f"{system.name}-{phase}".replace(" ", "-").replace("=", "")
+        result = evaluate(system, questions, out=out / f"{name}.jsonl", phase=phase, **shared)
+        add_result(run_dir, result)
+        return result
+
+    if config.direct:
+        with _weights(start, style, dtype, environment) as (renderer, sampler):
+            measure(Direct(renderer, sampler, batch_size=batch), "start")
+    results: list[EvalResult] = []
+    last = list(policies)[-1]
+    for phase, folder in policies.items():
+        with _weights(str(folder), style, dtype, environment) as (renderer, sampler):
+            results.append(measure(Policy(renderer, sampler, environment.executor, rollout), phase))
+            if phase != last:
+                continue
+
+            def fixed(k: int, renderer: Renderer = renderer, sampler: HFSampler = sampler) -> FixedProgram:
+                return FixedProgram(
+                    renderer,
+                    sampler,
+                    environment.executor,
+                    k=k,
+                    max_new_tokens=rollout.max_new_tokens,
+                    batch_size=batch,
+                )
+
+            best = best_k(
+                fixed, config.fixed_k, questions, out=lambda k: out / f"fixed-{k}-{last}.jsonl", phase=last, **shared
+            )
+            for k, result in best.results.items():
+                add_result(run_dir, result, best=k == best.k)
+    final, baseline = results[-1], best.results[best.k]
+    for metric in ("em", "f1", "all_gold", "printed_tokens"):
+        add_comparison(run_dir, compare(final, baseline, metric))
+        for before, after in pairwise(results):
+            add_comparison(run_dir, compare(after, before, metric))
+    return {"em": final.metrics()["em"].to_json(), "fixed_em": baseline.metrics()["em"].to_json(), "fixed_k": best.k}
+
+
+@contextmanager
+def _weights(name: str, style: Style, dtype: Dtype, environment: Environment) -> Iterator[tuple[Renderer, HFSampler]]:
+    policy = load_local_policy(name, style, dtype)
+    environment.connect(policy.renderer.count_tokens)
+    yield policy.renderer, policy.sampler

@@ -1,0 +1,262 @@
+"""Runs a schedule: phase after phase in one run folder, each skipped when it is done and resumed when it is not."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse.typing import Path_fr
+
+from rpl.core.errors import ConfigError
+from rpl.core.files import digest, write_text
+from rpl.core.progress import say
+from rpl.environment.environment import Environment, EnvironmentConfig
+from rpl.retrieval.engines import config_values
+from rpl.rollouts.loop import RolloutConfig
+from rpl.schedule.config import Fragment, PhaseConfig, name_phases
+from rpl.schedule.folder import RunFolder
+
+Style = Literal["compact", "documented"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything the phases share."""
+
+    run: RunFolder
+    policy: str
+    environment: EnvironmentConfig
+    rollout: RolloutConfig
+    style: Style
+    data: dict[str, Any]
+    trainer: dict[str, Any]
+    model: dict[str, Any]
+    configs: dict[str, list[Path]]
+    seed: int
+
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]:
+        """Autocast type of sampling: that of training."""
+        return "bfloat16" if self.trainer.get("precision") == "bf16-mixed" else "float32"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What every results row says about the run it comes from."""
+        library, limits = self.environment.library, self.environment.limits
+        return {
+            "policy": self.policy,
+            "corpus": library.corpus,
+            "dense": library.dense,
+            "printed_tokens_budget": limits.printed_tokens,
+            "seed": self.seed,
+        }
+
+
+def cycle(
+    run_dir: str,
+    phases: list[PhaseConfig],
+    rl: list[Path_fr],
+    sft: list[Path_fr],
+    policy: str = "smollm2-135m",
+    prompt_style: Style = "compact",
+    environment: EnvironmentConfig = EnvironmentConfig(),
+    rollout: RolloutConfig = RolloutConfig(),
+    data: Fragment | None = None,
+    trainer: Fragment | None = None,
+    model: Fragment | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Runs a schedule of phases (RL, harvest, SFT, RL, …, eval) in one run folder, or goes on with it.
+
+    A phase that is done is skipped, one that was interrupted goes on where it was; the same command does both. A run
+    folder that belongs to another configuration is refused.
+
+    Args:
+        run_dir: The run folder.
+        phases: The schedule, in order.
+        rl: LightningCLI files of `rl` phases, in order: base.yaml and rl.yaml, then patches.
+        sft: LightningCLI files of `sft` phases, in order: base.yaml and sft.yaml, then patches.
+        policy: The start model: a folder, a hub name, `smollm2-135m` or `tiny`.
+        prompt_style: `compact` (for small models) or `documented` (describes the language in full).
+        environment: Corpus, indexes, limits and sandbox workers, for all phases.
+        rollout: Turns, tokens and temperature of rollouts, for all phases.
+        data: Arguments of the datamodules (`questions`, `num_train`, …), for all phases.
+        trainer: Trainer arguments of all `rl` and `sft` phases.
+        model: Module arguments of all `rl` and `sft` phases.
+        seed: Seed of everything.
+    """
+    names = name_phases(phases)
+    data, trainer, model = data or {}, trainer or {}, model or {}
+    configs = {"rl": [Path(p.absolute) for p in rl], "sft": [Path(p.absolute) for p in sft]}
+    resolved = {
+        "policy": policy,
+        "prompt_style": prompt_style,
+        "environment": config_values(environment),
+        "rollout": asdict(rollout),
+        "data": data,
+        "trainer": trainer,
+        "model": model,
+        "seed": seed,
+        "phases": [{**asdict(replace(p, name=n))} for p, n in zip(phases, names, strict=True)],
+        "configs": {kind: {p.name: digest(p.read_bytes()) for p in files} for kind, files in configs.items()},
+    }
+    run = RunFolder(Path(run_dir), json.loads(json.dumps(resolved)))
+    schedule = Schedule(
+        run=run,
+        policy=policy,
+        environment=environment,
+        rollout=rollout,
+        style=prompt_style,
+        data=data,
+        trainer=trainer,
+        model=model,
+        configs=configs,
+        seed=seed,
+    )
+    try:
+        return _run_phases(schedule, phases, names)
+    finally:
+        run.close()
+
+
+def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str]) -> dict[str, Any]:
+    from rpl.reports.report import format_table, write_report
+    from rpl.reports.results import read_results
+    from rpl.schedule.plan import describe_plan
+
+    run = schedule.run
+    say(describe_plan(schedule, phases, names))
+    current, policies, repairs = schedule.policy, dict[str, Path](), list[Path]()
+    for index, (phase, name) in enumerate(zip(phases, names, strict=True)):
+        folder = run.phase(index, name)
+        outcome = run.done(folder)
+        if outcome is None:
+            say(f"phase {index + 1}/{len(phases)}: {name}")
+            began = time.monotonic()
+            outcome = _run_phase(schedule, phase, name, folder, current, policies, repairs)
+            outcome["seconds"] = round(time.monotonic() - began, 1)
+            run.finish(folder, outcome)
+            gc.collect()
+            say(f"phase {index + 1}/{len(phases)}: {name} took {outcome['seconds'] / 60:.1f} min")
+        else:
+            say(f"phase {index + 1}/{len(phases)}: {name} is done already")
+        if phase.kind in ("rl", "sft"):
+            current, policies[name] = str(folder / "policy"), folder / "policy"
+        elif phase.kind == "harvest":
+            repairs.append(folder / "repairs.jsonl")
+    if policies:
+        _point(run.path / "model", Path(current))
+    results = read_results(run.path)
+    if results["rows"]:
+        report = write_report(run.path)
+        sys.stdout.write(format_table(results) + "\n")
+        say(f"report: {report}")
+    return results
+
+
+def _run_phase(
+    schedule: Schedule,
+    phase: PhaseConfig,
+    name: str,
+    folder: Path,
+    current: str,
+    policies: dict[str, Path],
+    repairs: list[Path],
+) -> dict[str, Any]:
+    if phase.kind in ("rl", "sft"):
+        return _fit(schedule, phase, name, folder, current, repairs)
+    from rpl.datamodules.qa import QADataModule
+
+    questions = QADataModule(**schedule.data)
+    with Environment(schedule.environment, progress=say) as environment:
+        if phase.kind == "harvest":
+            from rpl.schedule.repairing import harvest_policy, report_repair
+
+            train = questions.train_questions_used[: phase.num_questions]
+            out = folder / "repairs.jsonl"
+            summary = harvest_policy(
+                out,
+                train,
+                policy=current,
+                environment=environment,
+                style=schedule.style,
+                dtype=schedule.dtype,
+                config=phase.harvest,
+                model_name=os.path.relpath(current, schedule.run.path) if policies else current,
+            )
+            report_repair(schedule.run.path, out)
+            everything = [*repairs, out]
+            write_text(schedule.run.path / "repairs.jsonl", "".join(p.read_text(encoding="utf-8") for p in everything))
+            return {"repairs": str(out.relative_to(schedule.run.path)), "summary": summary}
+        from rpl.schedule.evaluate import evaluate_policies
+
+        if not policies:
+            raise ConfigError(f"phases: {name!r} has nothing to evaluate; put an rl or sft phase before it")
+        wanted = phase.eval.after
+        unknown = sorted(set(wanted or ()) - set(policies))
+        if unknown:
+            raise ConfigError(f"phases.eval.after names {unknown[0]!r}; the phases so far are {', '.join(policies)}")
+        pool = questions.splits.test if phase.eval.split == "test" else questions.splits.val
+        return evaluate_policies(
+            schedule.run.path,
+            folder,
+            pool[: phase.eval.num_questions],
+            start=schedule.policy,
+            policies={n: p for n, p in policies.items() if wanted is None or n in wanted},
+            environment=environment,
+            rollout=schedule.rollout,
+            style=schedule.style,
+            dtype=schedule.dtype,
+            config=phase.eval,
+            settings=schedule.identity,
+        )
+
+
+def _fit(
+    schedule: Schedule, phase: PhaseConfig, name: str, folder: Path, current: str, repairs: list[Path]
+) -> dict[str, Any]:
+    from rpl.schedule.fit import fit
+
+    data = {**schedule.data, **phase.data}
+    if phase.kind == "sft":
+        if not repairs and "repairs" not in data:
+            raise ConfigError(f"phases: {name!r} has nothing to learn from; put a harvest before it")
+        data.setdefault("repairs", [str(path) for path in repairs])
+    policy = fit(
+        folder,
+        run_dir=schedule.run.path,
+        phase=name,
+        configs=schedule.configs[phase.kind],
+        trainer={**schedule.trainer, **phase.trainer},
+        model={
+            "policy": schedule.policy,
+            "init_from": None if current == schedule.policy else current,
+            "prompt_style": schedule.style,
+            "environment": config_values(schedule.environment),
+            "rollout": asdict(schedule.rollout),
+            "seed": schedule.seed,
+            **schedule.model,
+            **phase.model,
+        },
+        data={"seed": schedule.seed, **data},
+        seed=schedule.seed,
+        checkpoint_every=phase.checkpoint_every,
+    )
+    return {"policy": str(policy.relative_to(schedule.run.path))}
+
+
+def _point(link: Path, target: Path) -> None:
+    """Makes `link` lead to `target`, in one step."""
+    temporary = link.with_name(f".{link.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+    if link.is_dir() and not link.is_symlink():
+        shutil.rmtree(link)
+    os.replace(temporary, link)
