@@ -37,7 +37,7 @@ SHAPE = ModelShape(
 )
 WORK = Workload(questions=4, group_size=8, prompt=50, written=60, shown=90, rows=16)
 PLAIN = Settings()
-FOLDER = Path(__file__).parents[1] / "configs"
+FOLDER = Path(__file__).parents[2] / "configs"
 
 
 def files(*names):
