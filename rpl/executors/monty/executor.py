@@ -43,7 +43,7 @@ MONTY = Backend(
     name="monty",
     module="rpl.executors.monty.worker",
     packages=("RestrictedPython", "pydantic_monty", "typing_extensions"),
-    install="pip install 'rpl[monty]'",
+    install="pip install 'retrieval-program-learning[monty]'",
 )
 """The Monty interpreter, in a child process of the worker."""
 

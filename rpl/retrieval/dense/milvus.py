@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rpl.core.distribution import install_line
 from rpl.core.errors import ConfigError, DataError, MissingDependencyError, RetrieverError
 from rpl.core.files import write_json
 from rpl.retrieval.corpus.corpus import REBUILD
@@ -26,7 +27,7 @@ NAME_FILE = "milvus.json"
 LIVE_FOLDER = "milvus.db"
 """The files of Milvus Lite. They change while they are read, so no manifest may list them."""
 
-INSTALL = "pip install 'rpl[milvus]'"
+INSTALL = install_line("milvus")
 
 _PLACE, _VECTOR = "place", "vector"
 

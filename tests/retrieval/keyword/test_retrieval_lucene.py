@@ -23,7 +23,10 @@ def _forget_probe():
 def test_a_missing_java_gives_the_install_line(monkeypatch):
     answer = types.SimpleNamespace(returncode=1, stderr="Traceback\nException: Unable to find libjvm.so\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: answer)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'rpl\[lucene\]' and a JDK 21 or newer .*libjvm"):
+    with pytest.raises(
+        MissingDependencyError,
+        match=r"pip install 'retrieval-program-learning\[lucene\]' and a JDK 21 or newer .*libjvm",
+    ):
         lucene.probe_java()
 
 

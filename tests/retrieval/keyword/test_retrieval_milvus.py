@@ -121,7 +121,9 @@ def test_missing_packages_give_the_install_line(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "milvus_lite", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'rpl\[milvus\]', or give the uri of a server"):
+    with pytest.raises(
+        MissingDependencyError, match=r"pip install 'retrieval-program-learning\[milvus\]', or give the uri of a server"
+    ):
         milvus._connect(MilvusDense(), tmp_path)
     monkeypatch.setitem(sys.modules, "pymilvus", None)
     with pytest.raises(MissingDependencyError, match=r"milvus needs pymilvus: pip install 'rpl\[milvus\]'"):
