@@ -8,6 +8,7 @@ VLLM_VENV ?= .venv-vllm
 SMOLAGENTS_VENV ?= .venv-smolagents
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 300
+WORKERS ?= auto
 
 .PHONY: help install quickstart test checks test-explore test-slow fuzz-protocol test-vllm bench-vllm bench-updates bench-rollouts bench-policy bench-executor bench-retrieval bench-scale clean
 
@@ -43,14 +44,15 @@ checks: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy rpl
 
+# One process a core, one thread a process; WORKERS=0 runs all tests in one process.
 test: checks
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8
 
 test-explore: install
-	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q --timeout 3600
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --timeout 3600
 
 test-slow: install
-	$(BIN)/python -m pytest -q -m slow --timeout 3600
+	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 -m slow --timeout 7200
 
 # New inputs go to a folder of their own; one that fails is written to tests/ and ends the run.
 fuzz-protocol: install

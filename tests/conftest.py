@@ -13,7 +13,23 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+# One thread a test process, and for every process that a test starts: they share the cores, and threads that wait for
+# one another stall on a busy machine. This stands before anything imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests that share a costly fixture run in one process, so that it is made once; all others go by file.
+SHARED_FIXTURES = {"finished_cycle": "cycle", "one": "sharded", "two": "sharded", "resumed": "sharded"}
+
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def pytest_collection_modifyitems(items):
+    """Groups tests by what they share (`--dist loadgroup`), and begins with the groups that take longest."""
+    for item in items:
+        shared = [group for name, group in SHARED_FIXTURES.items() if name in getattr(item, "fixturenames", ())]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.as_posix()))
+    long = {"sharded": 0, "cycle": 1}
+    items.sort(key=lambda item: long.get(item.get_closest_marker("xdist_group").args[0], 2))
 
 
 @pytest.fixture(scope="session", autouse=True)
