@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 
 from benchmarks.sides import ROOT, Measured, Side, SideError, take_turns
 from benchmarks.turns import peak_mib
@@ -88,10 +88,7 @@ def test_a_side_does_not_outlive_a_benchmark_that_was_killed():
         side = Path("/proc") / benchmark.stdout.readline().strip()
         assert runs(side)
         benchmark.kill()
-    deadline = time.monotonic() + 10
-    while runs(side) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not runs(side)
+    wait_until(lambda: not runs(side), "the end of the side")
 
 
 def test_peak_memory_counts_what_was_freed():

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import train_sharded
+from patience import patience
 
 SCRIPT = Path(train_sharded.__file__)
 WATCHED = ("train/loss", "train/grad_norm", "train/tokens", "train/kl", "train/ratio", "train/reward", "rollout/turns")
@@ -29,7 +30,7 @@ def start(folder: Path, options: dict, processes: int = 1, launcher: tuple[str, 
     environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "MASTER_PORT", "MASTER_ADDR")}
     # an empty cache: processes that make the same model at the same moment must not disturb one another
     environment |= {"OMP_NUM_THREADS": "1", "RPL_HOME": str(folder / "home")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience(LIMIT_S), env=environment)
 
 
 class Runs:
@@ -53,7 +54,7 @@ class Runs:
             forks.Process(target=train_sharded.rank_main, args=(file, rank, processes, port))
             for rank in range(processes)
         ]
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + patience(LIMIT_S)
         for rank in ranks:
             rank.start()
         for rank in ranks:

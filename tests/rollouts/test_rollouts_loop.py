@@ -8,6 +8,7 @@ import pytest
 from helpers_rollouts import ScriptedSampler, TableExecutor, question
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import patience
 
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.records import Rollout, Trace, Turn
@@ -278,8 +279,10 @@ def overlapping(tokenizer, executor, loop=run_rollouts):
 class Watching(TableExecutor):
     """Its program ends when the sampler has decoded on, and fails if it does not in time."""
 
+    patience_s = 30.0
+
     def run_many(self, jobs):
-        before, deadline = self.sampler.decoded, time.monotonic() + 0.5
+        before, deadline = self.sampler.decoded, time.monotonic() + patience(self.patience_s)
         while self.sampler.decoded == before:
             if time.monotonic() > deadline:
                 raise RetrieverError("nothing was decoded meanwhile")
@@ -300,6 +303,7 @@ def test_a_loop_in_lock_step_would_fail_that_test(tokenizer, monkeypatch):
         concurrent.futures.wait([self._future])
 
     monkeypatch.setattr(BackgroundPrograms, "start", start_and_wait)
+    monkeypatch.setattr(Watching, "patience_s", 0.1)
     with pytest.raises(RetrieverError, match="nothing was decoded"):
         overlapping(tokenizer, Watching(TABLE))
 

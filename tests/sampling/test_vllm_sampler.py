@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from patience import patience
 from vllm_fakes import Faults, Server, install
 
 from rpl.core.errors import ConfigError, MissingDependencyError, SamplerError
@@ -252,7 +253,7 @@ def test_loading_has_a_time_limit(make, policy, faults):
     start = time.monotonic()
     with pytest.raises(SamplerError, match=r"longer than 0.4 s \(model.sampler.init_args.sync_timeout_s\)"):
         make(sync_timeout_s=0.4).connect(*policy)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < patience(5)
     faults.reload_s = 0.0
     make(sync_timeout_s=60).connect(*policy)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_models
+from patience import patience
 
 from rpl.core import hub
 from rpl.core.errors import ConfigError, MissingDependencyError
@@ -135,11 +136,11 @@ def test_an_unreachable_hub_is_noticed_quickly(monkeypatch):
     started = time.perf_counter()
     with pytest.raises(MissingDependencyError, match="'intfloat/e5-base-v2' is not on this machine and the hub cannot"):
         resolve_model_folder("intfloat/e5-base-v2", "library.encoder")
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < patience(5)
     started = time.perf_counter()
     with pytest.raises(MissingDependencyError):
         resolve_model_folder("e5-small-v2", "library.encoder")
-    assert time.perf_counter() - started < 0.1
+    assert time.perf_counter() - started < patience(0.1)
 
 
 @pytest.mark.usefixtures("offline")

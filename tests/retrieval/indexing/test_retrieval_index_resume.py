@@ -11,6 +11,7 @@ import index_processes
 import numpy as np
 import pytest
 from index_processes import CONFIG, OTHER, SHARD, STAGES
+from patience import patience
 
 from rpl.core.errors import ConfigError, DataError, RetrieverError
 from rpl.core.files import cache_dir, write_jsonl
@@ -44,7 +45,8 @@ def corpus_file(corpus, tmp_path_factory):
 def run_script(what, corpus_file, folder):
     command = [sys.executable, index_processes.__file__, what, str(corpus_file), str(folder)]
     environment = {**os.environ, "RPL_PROGRESS": "0", "RPL_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=120).stdout
+    limit = patience(120)
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=limit).stdout
 
 
 @pytest.fixture(scope="module")

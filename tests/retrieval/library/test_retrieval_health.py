@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from patience import patience
 
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.retrieval.base import Retriever
@@ -121,7 +122,7 @@ def test_a_library_that_hangs_does_not_hang_the_run(moody):
     began = time.monotonic()
     with pytest.raises(RetrieverError, match=r"canary queries were not answered within 0\.1 s"):
         watch.verify()
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < patience(5.0)  # the hang is longer
 
 
 def test_a_run_waits_for_retrieval_and_says_so(moody, capsys, monkeypatch):

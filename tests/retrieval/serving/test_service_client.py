@@ -5,6 +5,7 @@ import time
 
 import httpx2
 import pytest
+from patience import patience
 
 from rpl.core.errors import ConfigError, PrimitiveError, RetrieverError
 from rpl.core.records import Passage
@@ -70,8 +71,8 @@ def test_retries_end_with_the_deadline():
     started = time.monotonic()
     with pytest.raises(RetrieverError, match="HTTP 503"):
         client(handler, retries=1000, timeout_s=0.7).get("/library")
-    assert time.monotonic() - started < 1.5
-    assert 2 <= len(asked) <= 4
+    assert time.monotonic() - started < patience(1.5)
+    assert 1 <= len(asked) <= 4
 
 
 def test_the_deadline_holds_for_a_reply_that_comes_drop_by_drop():
@@ -84,7 +85,7 @@ def test_the_deadline_holds_for_a_reply_that_comes_drop_by_drop():
     started = time.monotonic()
     with pytest.raises(RetrieverError, match=r"did not answer within 0\.3 s"):
         client(lambda request: httpx2.Response(200, stream=Drops()), timeout_s=0.3).get("/library")
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < patience(1.5)
 
 
 def packed(passage):
