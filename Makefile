@@ -10,7 +10,7 @@ BENCH_ARGS ?=
 FUZZ_SECONDS ?= 300
 WORKERS ?= auto
 
-.PHONY: help install quickstart test checks test-explore test-slow fuzz-protocol test-vllm bench-vllm bench-updates bench-rollouts bench-policy bench-executor bench-retrieval bench-scale clean
+.PHONY: help install quickstart test checks docs test-explore test-slow fuzz-protocol test-vllm bench-vllm bench-updates bench-rollouts bench-policy bench-executor bench-retrieval bench-scale clean
 
 help:
 	@echo "make quickstart  install into $(VENV), then run the whole schedule on the Atlas data (about half an hour on 2 cores)"
@@ -20,6 +20,7 @@ help:
 	@echo "make fuzz-protocol  coverage-guided fuzzing of what workers write (FUZZ_SECONDS=300)"
 	@echo "make test-vllm   the tests with the real vLLM, on the CPU, in $(VLLM_VENV) (about five minutes on 2 cores)"
 	@echo "make checks      ruff and mypy only"
+	@echo "make docs        the documentation, into build/site"
 	@echo "make bench-updates   update benchmark against TRL in $(TRL_VENV) (about half an hour on 2 cores)"
 	@echo "make bench-rollouts  rollout benchmark against a lock-step loop (about a quarter of an hour on 2 cores)"
 	@echo "make bench-vllm      overhead of the rollout loop over vLLM's own generate, in $(VLLM_VENV) (about five minutes)"
@@ -47,6 +48,10 @@ checks: install
 # One process a core, one thread a process; WORKERS=0 runs all tests in one process.
 test: checks
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8
+
+# Part of `make test` as a test; the site lies in build/site.
+docs: install
+	$(BIN)/python -m mkdocs build --strict
 
 test-explore: install
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --timeout 3600

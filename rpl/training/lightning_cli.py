@@ -6,6 +6,7 @@ import logging
 import sys
 import warnings
 
+from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningCLI
 
 import rpl.datamodules.qa
@@ -14,6 +15,9 @@ import rpl.modules.grpo
 import rpl.modules.sft  # noqa: F401 - imported so that short class names resolve
 from rpl.datamodules.base import RPLDataModule
 from rpl.modules.base import PolicyModule
+
+# Nested settings explain themselves in `--help` by the texts under their fields.
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 class RPLCLI(LightningCLI):

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from docstring_parser import parse as parse_docstring
-from jsonargparse import ActionConfigFile, ActionYesNo, ArgumentParser
+from jsonargparse import ActionConfigFile, ActionYesNo, ArgumentParser, set_parsing_settings
+
+# Nested settings explain themselves in `--help` by the texts under their fields.
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 Action = Callable[[Sequence[str]], Any]
 

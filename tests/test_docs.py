@@ -1,5 +1,6 @@
-"""The README tells the truth: its commands run, its tables name what exists."""
+"""README and documentation tell the truth: the site builds, commands run, tables and links name what exists."""
 
+import json
 import re
 import shlex
 import shutil
@@ -12,17 +13,29 @@ from pathlib import Path
 import pytest
 
 from rpl.cli.main import COMMANDS, LIGHTNING_COMMANDS, run
+from rpl.training.metric_names import is_documented
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+sys.path.insert(0, str(ROOT / "docs"))
+import hooks  # noqa: E402 - the generator of the tables lies beside the pages
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / f"{name}.md" for name in (
+    "tutorial", "data", "retrieval", "training", "algorithm", "language", "results", "scale", "sandbox", "commands",
+    "concepts", "configuration", "extending", "index", "metrics", "operators", "troubleshooting",
+))]  # fmt: skip
+"""All pages, in the order in which their commands can be run one after the other."""
+
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
 def shell_lines():
-    """The commands of all shell blocks, continuation lines joined, comments dropped."""
-    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL):
+    """The commands of all shell blocks, each once, continuation lines joined, comments dropped."""
+    seen = set()
+    for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             command = line.split(" #")[0].strip()
-            if command and not command.startswith("#"):
+            if command and not command.startswith("#") and command not in seen:
+                seen.add(command)
                 yield command
 
 
@@ -92,8 +105,44 @@ def serve_and_stop(words):
         assert server.wait(30) == 0, server.stderr.read()
 
 
-@pytest.mark.timeout(600)
-def test_the_commands_run_in_the_order_of_the_readme(tmp_path, monkeypatch, finished_cycle):
+def test_all_pages_are_listed():
+    assert set(PAGES) >= set((ROOT / "docs").glob("*.md"))
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    operators = (tmp_path / "site" / "operators" / "index.html").read_text()
+    assert "query_edit" in operators
+    assert "<!-- table:" not in operators
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_files_lead_somewhere(page):
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_setting_has_a_meaning():
+    rows = [re.split(r"(?<!\\)\|", line) for line in hooks.configuration().splitlines() if line.startswith("| `")]
+    assert len(rows) > 150
+    assert [cells[1].strip() for cells in rows if not cells[4].strip()] == []
+
+
+def test_every_logged_name_is_documented(finished_cycle):
+    lines = (finished_cycle / "metrics.jsonl").read_text().splitlines()
+    names = {json.loads(line)["name"] for line in lines}
+    assert len(names) > 20
+    assert {name for name in names if not is_documented(name)} == set()
+
+
+def test_the_examples_of_extending_run():
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL):
+        exec(compile(block, "extending.md", "exec"), {"__name__": "example"})
+
+
+def test_the_commands_run_in_the_order_of_the_pages(tmp_path, monkeypatch, finished_cycle):
     """All `rpl` lines, one after the other, as a reader would run them (tiny model, small atlas).
 
     The line of the schedule goes on in a folder that the same line wrote: it is run from its beginning only once.
@@ -105,7 +154,7 @@ def test_the_commands_run_in_the_order_of_the_readme(tmp_path, monkeypatch, fini
     (tmp_path / "my/questions.jsonl").write_text(
         '{"id": "q", "question": "When do owls hunt?", "answers": ["at night"], "gold_docs": ["a"]}\n'
     )
-    for name, text in re.findall(r"```python\n# (\S+)\n(.*?)```", README, re.DOTALL):
+    for name, text in re.findall(r"```python\n# (\S+)\n(.*?)```", TEXT, re.DOTALL):
         (tmp_path / name).write_text(text)
     for line in RPL_LINES:
         if "--print_config" in line or "fsdp.yaml" in line or "hotpot" in line:

@@ -1,0 +1,159 @@
+"""Fills the generated tables of the documentation: `<!-- table: NAME -->` in a page becomes what the code says now.
+
+MkDocs calls `on_page_markdown`; `TABLES` names what there is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+MARK = re.compile(r"<!-- table: (\w+) -->")
+
+ROOTS: dict[str, tuple[str, str, str]] = {
+    "Reinforcement learning: `model` with `configs/rl.yaml`": ("model", "rpl.modules.grpo", "GRPOModule"),
+    "Supervised fine-tuning: `model` with `configs/sft.yaml`": ("model", "rpl.modules.sft", "SFTModule"),
+    "Questions: `data` with `configs/rl.yaml` and `configs/eval.yaml`": ("data", "rpl.datamodules.qa", "QADataModule"),
+    "Repairs: `data` with `configs/sft.yaml`": ("data", "rpl.datamodules.repaired", "RepairedDataModule"),
+    "The built-in sampler": ("model.sampler.init_args", "rpl.sampling.hf.sampler", "HFSampler"),
+    "vLLM": ("model.sampler.init_args", "rpl.sampling.vllm.sampler", "VLLMSampler"),
+    "The way out of a collapse": ("CollapseGuard", "rpl.training.callbacks", "CollapseGuard"),
+    "The exported policy": ("ExportPolicy", "rpl.training.callbacks", "ExportPolicy"),
+    "A schedule: `rpl cycle`": ("", "rpl.schedule.run", "cycle"),
+    "A harvest: `rpl harvest`": ("", "rpl.cli.commands.harvest", "harvest_failures"),
+    "A question: `rpl ask`": ("", "rpl.cli.commands.ask", "ask"),
+}
+"""Heading -> key prefix, module and name of what YAML and flags configure. A key is explained where it comes first."""
+
+
+def escaped(text: str) -> str:
+    """Text for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def options(thing: Callable[..., Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Key, type, default and meaning of each option, as the command line and YAML take it."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(thing) if inspect.isclass(thing) else parser.add_function_arguments(thing)
+    for action in parser._actions:
+        if action.dest in ("help", "config") or action.dest.endswith(".help"):
+            continue
+        kind = getattr(action, "_typehint", None) or action.type
+        yield action.dest, type_name(kind), shown(action.default), action.help or ""
+
+
+def type_name(annotation: Any) -> str:
+    """A type as users write it: no module paths."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text)
+
+
+def shown(value: Any) -> str:
+    """A default as YAML writes it; an empty cell where there is none."""
+    if callable(value):
+        return f"`{getattr(value, '__name__', type(value).__name__)}`"
+    if isinstance(value, Namespace):
+        value = value.as_dict()
+    return f"`{json.dumps(value, default=str, ensure_ascii=False)}`"
+
+
+def configuration() -> str:
+    """Every setting that YAML and flags take, with type, default and meaning."""
+    lines: list[str] = []
+    explained: set[tuple[str, str]] = set()
+    for heading, (prefix, module, name) in ROOTS.items():
+        lines += ["", f"## {heading}", "", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+        for key, kind, default, meaning in options(getattr(importlib.import_module(module), name)):
+            if (key, meaning) in explained:
+                continue
+            explained.add((key, meaning))
+            full = f"{prefix}.{key}" if prefix else key
+            lines.append(f"| `{full}` | {escaped(kind)} | {escaped(default)} | {escaped(meaning)} |")
+    return "\n".join(lines)
+
+
+def metrics() -> str:
+    """Every name that a run logs."""
+    from rpl.training.metric_names import LOGGED
+
+    rows = [f"| `{name}` | {escaped(meaning)} |" for name, meaning in LOGGED.items()]
+    return "\n".join(["| name | meaning |", "| --- | --- |", *rows])
+
+
+def commands() -> str:
+    """The commands of `rpl`."""
+    from rpl.cli.main import COMMANDS, LIGHTNING_COMMANDS
+
+    rows = [f"| `rpl {name}` | {escaped(text)} |" for name, text in (LIGHTNING_COMMANDS | COMMANDS).items()]
+    return "\n".join(["| command | what it does |", "| --- | --- |", *rows])
+
+
+EXAMPLES = (
+    "hits = bm25(question, k=3)\nfor p in hits:\n    print(p)\n",
+    "for p in bm25('Owl', k=3):\n    if 'bird' in p.text:\n        print(p)\nx = dense(question, k=5)\n",
+    "for p in rerank(question, fuse(bm25('Owl', k=5), dense(question, k=5)), k=3):\n    print(p)\n",
+    "for p in bm25('Owl', k=2):\n    for q in links(p):\n        print(q)\n",
+    "for i in range(3):\n    for p in bm25(question, k=i + 1):\n        print(p)\n",
+    "for p in fuse(bm25('Owl food', k=5), dense('Owl food', k=5)):\n    print(p)\n",
+)
+"""Programs on which the operators are shown, tried in this order."""
+
+
+def operators() -> str:
+    """Each mutation operator with a program before and after."""
+    from rpl.mutation.donors import Donors
+    from rpl.mutation.registry import OPERATORS, mutate
+    from rpl.programs.grammar import parse
+
+    sibling = parse("for p in dense('Owl food', k=4):\n    print(p.title)\n")
+    donors = Donors(
+        queries=("Owl food", "mice"),
+        constants=("mice",),
+        words=("food", "night"),
+        names=("Owl", "Fox"),
+        heads=("Food of",),
+        siblings=(sibling,),
+    )
+    lines: list[str] = []
+    for name in OPERATORS:
+        for text in EXAMPLES:
+            program = parse(text)
+            mutant = next(mutate(program, donors, [name]), None)
+            if mutant is not None:
+                before, after = program.source.rstrip(), mutant.program.source.rstrip()
+                lines += ["", f"## `{name}`", "", f"{escaped(mutant.edit)}", ""]
+                lines += ["```python", before, "```", "", "becomes", "", "```python", after, "```"]
+                break
+        else:
+            raise LookupError(f"no example program shows the operator {name}; add one to EXAMPLES")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "configuration": configuration,
+    "metrics": metrics,
+    "commands": commands,
+    "operators": operators,
+}
+
+
+def filled(markdown: str) -> str:
+    """A page with its tables in place.
+
+    Raises:
+        KeyError: The page asks for a table that there is not.
+    """
+    return MARK.sub(lambda match: TABLES[match[1]](), markdown)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by MkDocs for each page."""
+    return filled(markdown)
