@@ -7,7 +7,7 @@ in which `contents` is the quoted title, a line break and the text. Files may be
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,10 @@ class Corpus:
 
     def __contains__(self, id_: object) -> bool:
         return isinstance(id_, str) and self._find(id_) is not None
+
+    def missing(self, ids: Iterable[str]) -> frozenset[str]:
+        """Returns those ids that no passage has."""
+        return frozenset(id_ for id_ in ids if id_ not in self)
 
     def __iter__(self) -> Iterator[Passage]:
         for start in range(0, len(self), _SLICE):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rpl.core.errors import ConfigError, ProgramError, RetrieverError
@@ -50,6 +50,10 @@ class FaultInjection(Library):
     def passage(self, id_: str) -> Passage:
         """See `Library.passage`."""
         return self._library.passage(id_)
+
+    def missing(self, ids: Iterable[str]) -> frozenset[str] | None:
+        """See `Library.missing`."""
+        return self._library.missing(ids)
 
     def canaries(self) -> list[Passage]:
         """See `Library.canaries`."""

@@ -13,7 +13,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -90,6 +90,14 @@ class Library(ABC):
 
         Raises:
             KeyError: There is no such passage.
+            RetrieverError: A server failed.
+        """
+
+    @abstractmethod
+    def missing(self, ids: Iterable[str]) -> frozenset[str] | None:
+        """Returns those ids that no passage has; `None` where a server cannot tell.
+
+        Raises:
             RetrieverError: A server failed.
         """
 
@@ -243,6 +251,10 @@ class LocalLibrary(Library):
     def passage(self, id_: str) -> Passage:
         """See `Library.passage`."""
         return self.corpus.get(id_)
+
+    def missing(self, ids: Iterable[str]) -> frozenset[str]:
+        """See `Library.missing`."""
+        return self.corpus.missing(ids)
 
     def canaries(self) -> list[Passage]:
         """See `Library.canaries`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rpl.core.errors import PrimitiveError, RetrieverError
@@ -39,6 +39,8 @@ QUESTIONS = (
 """What a server is asked that cannot name passages of its own; what it finds are its canary passages."""
 
 _POLL_S = 1.0
+_READS = 200
+"""Passages that are read in one request; a server need not take more."""
 
 
 class RemoteLibrary(Library):
@@ -90,6 +92,20 @@ class RemoteLibrary(Library):
             return self.ask("read", {"passage_id": id_})[0]
         except PrimitiveError as error:
             raise KeyError(id_) from error
+
+    def missing(self, ids: Iterable[str]) -> frozenset[str] | None:
+        """See `Library.missing`. It reads the passages, many in a request."""
+        if "read" not in self._offered:
+            return None
+        rows, absent = list(ids), set()
+        for start in range(0, len(rows), _READS):
+            part = rows[start : start + _READS]
+            for id_, outcome in zip(part, self.send([("read", {"passage_id": id_}) for id_ in part]), strict=True):
+                if isinstance(outcome, PrimitiveError):
+                    absent.add(id_)
+                elif isinstance(outcome, Exception):
+                    raise outcome
+        return frozenset(absent)
 
     def serve(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[Sequence[Passage] | Exception]:
         """See `Library.serve`."""

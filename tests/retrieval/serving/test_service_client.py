@@ -258,3 +258,28 @@ def test_passages_keep_unicode_and_scores():
     odd = Passage("§1", "Ærø “q”", "line\nbreak\u2028", 0.1 + 0.2, 0)
     (back,) = read_passages(json.loads(json.dumps([packed(odd)], ensure_ascii=False)), "server")
     assert back == odd
+
+
+def test_a_server_says_which_ids_it_lacks_and_its_failure_is_no_missing_id():
+    requests = []
+
+    def handler(request, down=False):
+        calls = json.loads(request.content)["calls"]
+        requests.append(len(calls))
+        results = []
+        for call in calls:
+            id_ = call["args"]["passage_id"]
+            there = {"status": "ok", "passages": [[id_, "T", "text", 0.0]]}
+            results.append({"status": "refused", "message": "none"} if id_.startswith("z") else there)
+        if down:
+            results[-1] = {"status": "infra_error", "message": "disk"}
+        return httpx2.Response(200, json={"fingerprint": "f", "results": results})
+
+    ids = [f"p{i}" for i in range(300)] + ["z1", "z2"]
+    library = ServiceLibrary(client(handler), "f", ["bm25", "read"], PASSAGES, 4, 0)
+    assert library.missing(ids) == {"z1", "z2"}
+    assert requests == [200, 102]
+    assert ServiceLibrary(client(handler), "f", ["bm25"], PASSAGES, 4, 0).missing(ids) is None
+    failing = ServiceLibrary(client(lambda request: handler(request, down=True)), "f", ["read"], PASSAGES, 4, 0)
+    with pytest.raises(RetrieverError, match="disk"):
+        failing.missing(["p1"])
