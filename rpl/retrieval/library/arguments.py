@@ -18,6 +18,9 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 """The primitives that a library serves, and what each takes."""
 
+SEARCHES = ("bm25", "dense")
+"""The primitives that find passages for a query; for an empty one they find none."""
+
 DEFAULT_K = 10
 """The `k` of a search that does not name one."""
 
@@ -65,7 +68,7 @@ def _query(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise PrimitiveError(f"{name} needs a query (a string), got {_show(value)}")
     query = " ".join(value.split())
-    if not query:
+    if not query and name not in SEARCHES:
         raise PrimitiveError(f"{name}: the query is empty")
     if len(query) > MAX_QUERY_CHARS:
         raise PrimitiveError(f"{name}: the query has {len(query)} characters; at most {MAX_QUERY_CHARS} are allowed")

@@ -15,11 +15,9 @@ from functools import partial
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Passage
+from rpl.retrieval.library.arguments import SEARCHES
 from rpl.retrieval.library.canary import CanaryReport, canary_query, probe_passages
 from rpl.retrieval.library.library import Library
-
-SEARCHES = ("bm25", "dense")
-"""The primitives that canary queries are sent to."""
 
 ATTEMPTS = 3
 """How often canary queries are sent before they count as failed: one lost packet voids no iteration."""

@@ -23,7 +23,7 @@ from rpl.core.files import digest
 from rpl.core.records import Passage
 from rpl.retrieval.base import MAX_QUERY_CHARS, Reranker, Retriever
 from rpl.retrieval.corpus.corpus import Corpus
-from rpl.retrieval.library.arguments import DEFAULT_K, MAX_RERANK, PARAMETERS, check_arguments
+from rpl.retrieval.library.arguments import DEFAULT_K, MAX_RERANK, PARAMETERS, SEARCHES, check_arguments
 from rpl.retrieval.library.batching import MicroBatcher
 from rpl.retrieval.library.cache import LRUCache
 from rpl.retrieval.library.canary import canary_sample
@@ -188,15 +188,16 @@ class Library(ABC):
         self.close()
 
     def _ask(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[CallResult | ProgramError | RetrieverError]:
-        if not calls:
-            return []
+        # No word matches an empty query, whatever a backend would make of it.
+        asked = [call for call in calls if not _is_empty_search(*call)]
         started = time.perf_counter()
         try:
-            served = self.serve(calls)
+            served = self.serve(asked) if asked else []
         except Exception as error:  # see `_outcome`
-            served = [error] * len(calls)
+            served = [error] * len(asked)
         seconds = time.perf_counter() - started
-        return [_outcome(name, answer, seconds) for (name, _), answer in zip(calls, served, strict=True)]
+        answers = (_outcome(name, answer, seconds) for (name, _), answer in zip(asked, served, strict=True))
+        return [CallResult((), cached=False) if _is_empty_search(*call) else next(answers) for call in calls]
 
 
 class LocalLibrary(Library):
@@ -316,6 +317,10 @@ def _in_memory(corpus: Corpus) -> LinkGraph:
     from rpl.retrieval.links.links import LinkGraph
 
     return LinkGraph(corpus)
+
+
+def _is_empty_search(name: str, args: Mapping[str, Any]) -> bool:
+    return name in SEARCHES and not args["query"]
 
 
 def _outcome(

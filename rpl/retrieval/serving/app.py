@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from rpl import __version__
 from rpl.core.errors import ProgramError, RetrieverError
@@ -20,30 +22,29 @@ from rpl.retrieval.serving.service import RetrievalService, Unavailable
 T = TypeVar("T")
 
 
-class CallRequest(BaseModel):
-    """One primitive call."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str
-    args: dict[str, Any]
-
-
 class CallsRequest(BaseModel):
-    """Calls that are answered together."""
+    """Calls that are answered together; each is checked by itself, so that a wrong one fails alone."""
 
     model_config = ConfigDict(extra="forbid")
 
-    calls: Annotated[list[CallRequest], Field(min_length=1)]
+    calls: Annotated[list[Any], Field(min_length=1)]
 
 
 class RetrieveRequest(BaseModel):
-    """The request of Search-R1's server; unknown fields are ignored, as it does."""
+    """The request of Search-R1's server; each query is checked by itself."""
 
-    queries: list[str]
+    model_config = ConfigDict(extra="forbid")
+
+    queries: list[Any]
     topk: int | None = None
     return_scores: bool = False
 
+
+BODIES = {
+    "/call": '{"calls": [{"name": "bm25", "args": {"query": "…", "k": 3}}, …]}',
+    "/retrieve": '{"queries": ["…", …], "topk": 3, "return_scores": true}, of which queries alone is required',
+}
+"""What a request must hold, for messages."""
 
 DEFAULT_TOPK = 3
 """The `topk` of a `/retrieve` that does not name one, as in Search-R1."""
@@ -62,6 +63,16 @@ def create_app(service: RetrievalService) -> FastAPI:
     limit = service.config.request_mb * 1024 * 1024
     app.add_middleware(BodyLimit, limit=limit)
 
+    @app.exception_handler(RequestValidationError)
+    async def wrong_body(request: Request, error: RequestValidationError) -> Response:
+        return _problem(422, f"{_what_is_wrong(error, request)}; {_expected(request)}")
+
+    @app.exception_handler(HTTPException)
+    async def no_answer(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400 and request.url.path in BODIES:  # what FastAPI cannot decode
+            return _problem(422, f"the body is not JSON in UTF-8; {_expected(request)}")
+        return _problem(error.status_code, str(error.detail))
+
     async def answer(endpoint: str, work: Callable[[], Any]) -> Response:
         started = time.perf_counter()
         response = await _respond(service, work)
@@ -74,7 +85,7 @@ def create_app(service: RetrievalService) -> FastAPI:
         """Runs primitive calls; see `rpl.retrieval.serving.wire` for the reply."""
         if len(body.calls) > service.config.request_calls:
             return _problem(413, f"at most {service.config.request_calls} calls a request, got {len(body.calls)}")
-        return await answer("call", lambda: service.call([(c.name, c.args) for c in body.calls]))
+        return await answer("call", lambda: service.call(body.calls))
 
     @app.post("/retrieve")
     async def retrieve(body: RetrieveRequest) -> Response:
@@ -161,6 +172,32 @@ async def _respond(service: RetrievalService, work: Callable[[], Any]) -> Respon
     except RetrieverError as error:
         return _problem(500, str(error))
     return Response(json.dumps(value, ensure_ascii=False, allow_nan=False), media_type="application/json")
+
+
+def _expected(request: Request) -> str:
+    path = request.url.path
+    return f"POST {path} takes JSON with the header Content-Type: application/json, in the form {BODIES.get(path)}"
+
+
+def _what_is_wrong(error: RequestValidationError, request: Request) -> str:
+    """Names the first thing that is wrong with a body, in words of JSON."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    kind = request.headers.get("content-type", "")
+    match first["type"]:
+        case "extra_forbidden":
+            return f"unknown key {where!r}"
+        case "missing" if where:
+            return f"the key {where!r} is missing"
+        case "missing":
+            return "the body is empty"
+        case "json_invalid":
+            return f"the body is not JSON ({first['ctx']['error']})"
+        case _ if not where and "json" not in kind:
+            return f"the body was sent as {kind or 'no content type'}"
+        case _ if not where:
+            return "the body is not a JSON object"
+    return f"{where}: {first['msg']}"
 
 
 def _problem(status: int, detail: str) -> Response:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rpl.core.errors import RetrieverError
+from rpl.core.errors import PrimitiveError, ProgramError, RetrieverError
 from rpl.retrieval.library.counting import CallCounts
 from rpl.retrieval.library.health import HealthConfig, HealthWatch
-from rpl.retrieval.library.library import Call, Library, LocalLibrary
+from rpl.retrieval.library.library import Call, CallResult, Library, LocalLibrary
 from rpl.retrieval.serving.config import ServiceConfig
 from rpl.retrieval.serving.metrics import ServiceMetrics
-from rpl.retrieval.serving.wire import FORMAT, pack_hit, pack_outcome, pack_passage
+from rpl.retrieval.serving.wire import FORMAT, pack_hit, pack_outcome, pack_passage, read_call
 
 T = TypeVar("T")
 
@@ -119,31 +119,40 @@ class RetrievalService:
             except RetrieverError as error:
                 raise Unavailable(str(error)) from error
 
-    def call(self, calls: Sequence[Call]) -> dict[str, Any]:
-        """Runs calls and returns the reply; see `wire`."""
+    def call(self, calls: Sequence[Any]) -> dict[str, Any]:
+        """Runs calls, as they came, and returns the reply; see `wire`."""
         library = self.library
-        return {
-            "fingerprint": library.fingerprint,
-            "results": [pack_outcome(outcome) for outcome in library.call_many(calls)],
-        }
+        outcomes: dict[int, PrimitiveError] = {}
+        good: list[Call] = []
+        for number, value in enumerate(calls):
+            try:
+                good.append(read_call(value))
+            except PrimitiveError as error:
+                outcomes[number] = error
+        served = iter(library.call_many(good))
+        results = [pack_outcome(outcomes.get(number) or next(served)) for number in range(len(calls))]
+        return {"fingerprint": library.fingerprint, "results": results}
 
-    def retrieve(self, queries: Sequence[str], k: int, with_scores: bool) -> dict[str, Any]:
-        """Answers queries in Search-R1's form.
+    def retrieve(self, queries: Sequence[Any], k: int, with_scores: bool) -> dict[str, Any]:
+        """Answers queries in Search-R1's form; see `wire`.
 
         Raises:
-            ProgramError: A query or `k` is not allowed.
-            RetrieverError: A search failed. The form has no place for one failure among others.
+            RetrieverError: A search failed. An empty list would say that nothing was found.
         """
         library = self.library
         search = self.config.search
         if search == "auto":
             search = "dense" if "dense" in library.primitives else "bm25"
-        lists = []
-        for outcome in library.call_many([(search, {"query": query, "k": k}) for query in queries]):
-            if isinstance(outcome, Exception):
-                raise outcome
-            lists.append([pack_hit(passage, with_scores) for passage in outcome.passages])
-        return {"result": lists}
+        lists: list[list[dict[str, Any]]] = []
+        errors: dict[str, str] = {}
+        for number, outcome in enumerate(library.call_many([(search, {"query": q, "k": k}) for q in queries])):
+            if isinstance(outcome, RetrieverError):
+                raise RetrieverError(f"query {number}: {outcome}") from outcome
+            if isinstance(outcome, ProgramError):
+                errors[str(number)] = outcome.message
+            passages = outcome.passages if isinstance(outcome, CallResult) else ()
+            lists.append([pack_hit(passage, with_scores) for passage in passages])
+        return {"result": lists, **({"errors": errors} if errors else {})}
 
     async def run(self, work: Callable[[], T]) -> T:
         """Runs work on a thread when its turn comes.

@@ -5,7 +5,7 @@
     {"fingerprint": "…", "results": [
         {"status": "ok", "passages": [["id", "title", "text", 1.25], …], "cached": false},
         {"status": "empty"},
-        {"status": "refused", "message": "bm25: the query is empty"},
+        {"status": "refused", "message": "bm25: k must be from 1 to 100, got 0"},
         {"status": "infra_error", "message": "dense search failed: …"}]}
 
 `GET /library` answers with what a client must know::
@@ -14,7 +14,11 @@
      "canaries": [["id", "title", "text", 0.0], …]}
 
 `POST /retrieve` is Search-R1's: `{"queries": […], "topk": 3, "return_scores": true}` gives
-`{"result": [[{"document": {"id", "contents"}, "score"}, …], …]}`, and without scores lists of documents alone.
+`{"result": [[{"document": {"id", "contents"}, "score"}, …], …]}`, and without scores lists of documents alone. The list
+of a query that is not allowed is empty, and `"errors": {"4": "…"}`, which Search-R1 does not have, says why, by the
+place of the query.
+
+One call or query that is wrong fails alone in both.
 
 A reply that does not have this form is a fault of retrieval, whatever the reason: it is never read as "nothing found".
 """
@@ -29,7 +33,7 @@ from typing import Any
 from rpl.core.errors import DataError, PrimitiveError, ProgramError, RetrieverError
 from rpl.core.records import Passage
 from rpl.retrieval.corpus.corpus import contents, text_field, title_and_text
-from rpl.retrieval.library.library import CallResult
+from rpl.retrieval.library.library import Call, CallResult
 
 FORMAT = 1
 """Version of this format."""
@@ -49,6 +53,18 @@ def pack_outcome(outcome: CallResult | ProgramError | RetrieverError) -> dict[st
     if isinstance(outcome, ProgramError):
         return {"status": "refused", "message": outcome.message}
     return {"status": "infra_error", "message": str(outcome)}
+
+
+def read_call(value: Any) -> Call:
+    """Reads one call of `POST /call`.
+
+    Raises:
+        PrimitiveError: It is none.
+    """
+    match value:
+        case {"name": str(name), "args": dict(args)} if len(value) == 2:
+            return name, args
+    raise PrimitiveError(f'a call has the keys "name" (a string) and "args" (an object), got {_start(value)}')
 
 
 def parse_json(body: bytes, where: str) -> Any:

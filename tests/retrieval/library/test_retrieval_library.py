@@ -48,8 +48,6 @@ def test_k_defaults_to_ten(keyword_library):
     ("name", "args", "message"),
     [
         ("search", {"query": "x"}, "unknown primitive 'search'; this library offers bm25, dense, rerank, read, links"),
-        ("bm25", {"query": "", "k": 3}, "bm25: the query is empty"),
-        ("dense", {"query": " \n\t", "k": 3}, "dense: the query is empty"),
         ("bm25", {"query": 3, "k": 3}, r"bm25 needs a query \(a string\), got 3"),
         ("bm25", {"k": 3}, r"bm25 needs a query \(a string\), got None"),
         ("bm25", {"query": "x" * (MAX_QUERY_CHARS + 1), "k": 3}, "at most 2000 are allowed"),
@@ -234,7 +232,7 @@ def test_calls_are_counted_by_what_became_of_them(library):
     with pytest.raises(RetrieverError):
         faulty.call("dense", {"query": "castle"})
     with pytest.raises(PrimitiveError):
-        faulty.call("bm25", {"query": ""})
+        faulty.call("bm25", {"query": "x", "k": 0})
     counts = faulty.counter.snapshot()
     assert counts["bm25"] == CallCounts(ok=2, empty=1, refused=1, cached=1)
     assert counts["dense"] == CallCounts(ok=1, failed=1)
@@ -262,3 +260,21 @@ def test_canary_queries_pass_the_cache_and_are_not_counted(library):
     before = library.counter.total, library.cache.statistics
     assert len(library.ask("bm25", {"query": "river", "k": 2})) == 2
     assert (library.counter.total, library.cache.statistics) == before
+
+
+@pytest.mark.parametrize("query", ["", " \n\t", "\u3000"])
+@pytest.mark.parametrize("name", ["bm25", "dense"])
+def test_an_empty_query_finds_nothing_and_asks_no_backend(library, monkeypatch, name, query):
+    monkeypatch.setattr(library, "serve", lambda calls: pytest.fail("asked"))
+    assert library.call(name, {"query": query, "k": 3}).status == "empty"
+    assert library.counter.snapshot()[name].empty == 1
+
+
+def test_a_query_of_stop_words_finds_nothing_by_keyword(library):
+    assert library.call("bm25", {"query": "the of and", "k": 3}).passages == ()
+
+
+def test_an_empty_query_among_others_keeps_its_place(library):
+    calls = [(name, {"query": query, "k": 2}) for name in ("dense", "bm25") for query in ("", "river bridge", " ")]
+    found = [len(outcome.passages) for outcome in library.call_many(calls)]
+    assert found == [0, 2, 0, 0, 2, 0]

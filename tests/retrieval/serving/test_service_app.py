@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import httpx2
 import pytest
@@ -28,6 +29,10 @@ def ask(service, *requests, app=None):
 
 def post(path, **body):
     return ("POST", path, {"json": body})
+
+
+def body(content, kind="application/json"):
+    return ("POST", "/retrieve", {"content": content, "headers": {"content-type": kind}})
 
 
 def get(path):
@@ -75,20 +80,62 @@ def test_retrieve_has_the_form_of_search_r1(service, library):
     ("request_", "status", "detail"),
     [
         (post("/call", calls=[]), 422, ""),
-        (post("/call", calls=[{"name": "bm25"}]), 422, ""),
+        (post("/call", calls=[{"name": "bm25", "args": {}}], k=1), 422, "unknown key 'k'; POST /call takes JSON"),
+        (post("/call"), 422, "the key 'calls' is missing; POST /call takes JSON"),
+        (post("/retrieve", queries=["x"], k=1), 422, "unknown key 'k'; POST /retrieve takes JSON with the header"),
+        (post("/retrieve", queries="x"), 422, "queries: Input should be a valid list"),
+        (post("/retrieve", queries=["x"], topk="many"), 422, "topk: Input should be a valid integer"),
+        (("POST", "/retrieve", {"json": ["x"]}), 422, "the body is not a JSON object"),
+        (("POST", "/retrieve", {}), 422, "the body is empty"),
+        (body('{"queries": ["x"]}', "application/x-www-form-urlencoded"), 422, "sent as application/x-www-form"),
+        (body("queries=x"), 422, "the body is not JSON (Expecting value)"),
+        (body(b'{"queries": ["\xff"]}'), 422, "the body is not JSON in UTF-8"),
         (post("/call", calls=[{"name": "bm25", "args": {"query": "x"}}] * 9), 413, "at most 8 calls"),
         (post("/retrieve", queries=["x"], topk=0), 422, "topk must be from 1 to 100"),
         (post("/retrieve", queries=["x"] * 9), 413, "at most 8 queries"),
-        (post("/retrieve", queries=[""]), 422, "the query is empty"),
         (post("/retrieve", queries=["x" * (1 << 20)]), 413, "bytes a request"),
-        (("POST", "/call", {"content": b"{", "headers": {"content-type": "application/json"}}), 422, ""),
+        (body(b"{"), 422, "the body is not JSON"),
         (get("/nothing"), 404, ""),
     ],
 )
 def test_bad_requests_are_told_so(service, request_, status, detail):
     (response,) = ask(service, request_)
     assert response.status_code == status
-    assert detail in response.text
+    assert detail in response.json()["detail"]
+
+
+def test_one_query_that_is_wrong_fails_alone(service, library):
+    queries = ["", "river bridge", "the", "x" * 3000, 7, " \n", "zeppelin"]
+    service.config = replace(service.config, search="bm25")
+    reply = ask(service, post("/retrieve", queries=queries, topk=2))[0].json()
+    wanted = [p.id for p in library.call("bm25", {"query": "river bridge", "k": 2}).passages]
+    assert [[document["id"] for document in hits] for hits in reply["result"]] == [[], wanted, [], [], [], [], []]
+    assert sorted(reply["errors"]) == ["3", "4"]
+    assert "the query has 3000 characters" in reply["errors"]["3"]
+    assert "needs a query (a string), got 7" in reply["errors"]["4"]
+    service.config = replace(service.config, search="dense")
+    reply = ask(service, post("/retrieve", queries=["", "river bridge"], topk=2))[0].json()
+    assert [len(hits) for hits in reply["result"]] == [0, 2]
+    assert "errors" not in reply
+
+
+def test_one_call_that_is_wrong_fails_alone(service):
+    fine = {"name": "bm25", "args": {"query": "river bridge", "k": 1}}
+    calls = [
+        fine,
+        7,
+        {"name": "bm25"},
+        {"name": ["bm25"], "args": {}},
+        {**fine, "k": 2},
+        {"name": "x", "args": {}},
+        fine,
+    ]
+    results = ask(service, post("/call", calls=calls))[0].json()["results"]
+    assert [r["status"] for r in results] == ["ok", *["refused"] * 5, "ok"]
+    assert results[0]["passages"] == results[-1]["passages"]
+    assert """a call has the keys "name" (a string) and "args" (an object), got {'name': 'bm25'}""" in str(
+        results[2]["message"]
+    )
 
 
 def test_a_service_that_loads_is_alive_and_not_ready(library):
