@@ -8,11 +8,10 @@ from helpers_server import ServerProcess
 
 from rpl.core.errors import RetrieverError
 from rpl.environment.environment import Environment, EnvironmentConfig
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.config import LibraryConfig, RemoteConfig
 from rpl.retrieval.library.faults import FaultInjection
 from rpl.retrieval.library.health import HealthConfig
 from rpl.retrieval.library.opening import open_library
-from rpl.retrieval.serving.config import RemoteConfig
 from rpl.training.lightning_cli import RPLCLI
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -7,13 +7,13 @@ import pytest
 
 from rpl.core.errors import RetrieverError
 from rpl.retrieval.base import MAX_K
+from rpl.retrieval.canary import probe
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.dense.faiss_indexes import HNSW, IVFPQ
 from rpl.retrieval.dense.search import DenseRetriever, embed_corpus, load_embeddings
 from rpl.retrieval.engines import dense_index, keyword_engine
 from rpl.retrieval.keyword.lucene import LuceneRetriever
-from rpl.retrieval.library.canary import probe
 from rpl.retrieval.rerank.rerankers import LateInteractionReranker
 
 KEYWORD = ["bm25s", "memory", "milvus keyword", pytest.param("lucene", marks=pytest.mark.java)]

@@ -18,8 +18,8 @@ from rpl.core.records import Passage
 from rpl.retrieval.base import Retriever
 from rpl.retrieval.corpus.corpus import REBUILD, Corpus
 from rpl.retrieval.dense.encoders import Encoder
+from rpl.retrieval.dense.shards import Shards
 from rpl.retrieval.engines import VectorIndex
-from rpl.retrieval.indexing.shards import Shards
 
 SCORE_DECIMALS = 5
 """Scores are rounded to this many decimals before they are ranked. The same text encoded in another batch differs by

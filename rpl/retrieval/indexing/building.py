@@ -12,6 +12,7 @@ from typing import Any
 from rpl.core.errors import DataError, RetrieverError
 from rpl.core.files import cache_dir
 from rpl.retrieval.base import Retriever
+from rpl.retrieval.canary import probe, require_sound
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.corpus.fingerprints import Reading, file_fingerprint, known_fingerprint
@@ -33,7 +34,6 @@ from rpl.retrieval.indexing.plan import GivenEmbeddings, Plan, require_sound_emb
 from rpl.retrieval.indexing.sampling import sample_corpus, sample_file
 from rpl.retrieval.indexing.shared_encoding import invite
 from rpl.retrieval.keyword.tokens import TOKENIZER_VERSION
-from rpl.retrieval.library.canary import probe, require_sound
 
 Say = Callable[[str], None]
 

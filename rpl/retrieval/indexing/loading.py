@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rpl.core.errors import ConfigError, DataError
 from rpl.retrieval.base import Retriever
+from rpl.retrieval.canary import probe, require_sound
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import REBUILD, Corpus
 from rpl.retrieval.corpus.store import open_store
 from rpl.retrieval.dense.encoders import HASH_ENCODER, Encoder, HashEncoder, SentenceEncoder, resolve_encoder
 from rpl.retrieval.engines import dense_index, keyword_engine
 from rpl.retrieval.indexing.manifest import Manifest, read_manifest, reconcile
-from rpl.retrieval.library.canary import probe, require_sound
 from rpl.retrieval.links.links import LinkGraph, load_links
 
 CORPUS_FOLDER = "corpus"

@@ -15,8 +15,8 @@ from functools import partial
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Passage
+from rpl.retrieval.canary import CanaryReport, canary_query, probe_passages
 from rpl.retrieval.library.arguments import SEARCHES
-from rpl.retrieval.library.canary import CanaryReport, canary_query, probe_passages
 from rpl.retrieval.library.library import Library
 
 ATTEMPTS = 3

@@ -1,7 +1,7 @@
 """Everything a program can reach: one corpus, its search backends and a cache of their results.
 
 `Library.call` is the only door, whether the corpus is in this process (`LocalLibrary`) or on a server
-(`rpl.retrieval.serving.remote`). It tells two kinds of failure apart: a program that asks for something impossible gets
+(`rpl.retrieval.library.remote`). It tells two kinds of failure apart: a program that asks for something impossible gets
 a `PrimitiveError` (which it may read and mend), and a backend that fails raises `RetrieverError` (which voids the
 rollout). Only results with passages are cached: a failure never is, and an empty result costs little to ask for again
 and might have been a fault that nobody noticed.
@@ -22,11 +22,11 @@ from rpl.core.errors import PrimitiveError, ProgramError, RetrieverError
 from rpl.core.files import digest
 from rpl.core.records import Passage
 from rpl.retrieval.base import MAX_QUERY_CHARS, Reranker, Retriever
+from rpl.retrieval.canary import canary_sample
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.library.arguments import DEFAULT_K, MAX_RERANK, PARAMETERS, SEARCHES, check_arguments
 from rpl.retrieval.library.batching import MicroBatcher
 from rpl.retrieval.library.cache import LRUCache
-from rpl.retrieval.library.canary import canary_sample
 from rpl.retrieval.library.counting import CallCounter
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Library(ABC):
 
     @abstractmethod
     def canaries(self) -> list[Passage]:
-        """Returns passages, at least one, that must be found by their own words; see `rpl.retrieval.library.canary`."""
+        """Returns passages, at least one, that must be found by their own words; see `rpl.retrieval.canary`."""
 
     @abstractmethod
     def check(self, name: str, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def open_library(config: LibraryConfig, progress: Callable[[str], None] | None =
         RetrieverError: The index does not find its own passages, or a server cannot be reached.
     """
     if is_url(config.corpus):
-        from rpl.retrieval.serving.remote import open_remote
+        from rpl.retrieval.library.remote import open_remote
 
         return open_remote(config.corpus, config.remote, config.cache_size, progress)
     from rpl.retrieval.library.local import open_local

@@ -82,7 +82,7 @@ def create_app(service: RetrievalService) -> FastAPI:
 
     @app.post("/call")
     async def call(body: CallsRequest) -> Response:
-        """Runs primitive calls; see `rpl.retrieval.serving.wire` for the reply."""
+        """Runs primitive calls; see `rpl.retrieval.library.wire` for the reply."""
         if len(body.calls) > service.config.request_calls:
             return _problem(413, f"at most {service.config.request_calls} calls a request, got {len(body.calls)}")
         return await answer("call", lambda: service.call(body.calls))

@@ -1,4 +1,4 @@
-"""The settings of both ends of a retrieval service, as they stand in YAML."""
+"""The settings of a retrieval server, as they stand in YAML."""
 
 from __future__ import annotations
 
@@ -6,39 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rpl.core.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class RemoteConfig:
-    """How a server is asked, where `library.corpus` is a URL."""
-
-    protocol: Literal["rpl", "search-r1"] = "rpl"
-    """`rpl`: a server of `rpl serve-retrieval`, with all its primitives. `search-r1`: a server with `/retrieve` alone,
-    such as Search-R1's; it offers one search and nothing else."""
-    primitive: Literal["bm25", "dense"] = "dense"
-    """`search-r1`: the primitive that such a server answers; its protocol does not say what it runs."""
-    timeout_s: float = 4.0
-    """Seconds that one call may take, retries included. Keep it below `limits.call_s`."""
-    retries: int = 3
-    """How often a call is made again that was refused, cut off, answered with a server error or with garbage."""
-    start_s: float = 60.0
-    """Seconds to wait at the start for a server that is still loading."""
-    connections: int = 64
-    """Open connections at most; further calls wait for one."""
-    fingerprint: str | None = None
-    """The fingerprint that the server's library must have; `None` takes the one it has when a run begins. A server
-    whose fingerprint changes during a run is refused in any case."""
-
-    def __post_init__(self) -> None:
-        for name, allowed in (("protocol", ("rpl", "search-r1")), ("primitive", ("bm25", "dense"))):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ConfigError(f"library.remote.{name} must be one of {', '.join(allowed)}, got {value!r}")
-        if not self.timeout_s > 0:
-            raise ConfigError(f"library.remote.timeout_s must be positive, got {self.timeout_s}")
-        for name, least in (("retries", 0), ("start_s", 0), ("connections", 1)):
-            if not getattr(self, name) >= least:
-                raise ConfigError(f"library.remote.{name} must be at least {least}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rpl.cli.commands.index import run as index_command
 from rpl.core.errors import ConfigError, DataError, RetrieverError
 from rpl.core.files import cache_dir, write_jsonl
 from rpl.core.locks import folder_lock
+from rpl.retrieval.canary import probe
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus, read_corpus
 from rpl.retrieval.corpus.questions import check_against_corpus
@@ -20,7 +21,6 @@ from rpl.retrieval.indexing import folder as index_folder
 from rpl.retrieval.indexing.folder import build_index, load_index
 from rpl.retrieval.indexing.manifest import check_all_files, describe_manifest, read_manifest
 from rpl.retrieval.keyword import bm25
-from rpl.retrieval.library.canary import probe
 from rpl.retrieval.library.health import require_healthy
 from rpl.retrieval.library.opening import open_library
 

@@ -19,11 +19,11 @@ from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.dense import search as dense
 from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.dense.faiss_indexes import IVFPQ
+from rpl.retrieval.dense.shards import Shards
 from rpl.retrieval.indexing import building, shared_encoding
 from rpl.retrieval.indexing.folder import GivenEmbeddings, build_index, load_index
 from rpl.retrieval.indexing.parts import WorkFolder
 from rpl.retrieval.indexing.plan import Plan
-from rpl.retrieval.indexing.shards import Shards
 from rpl.retrieval.library.opening import open_library
 
 PARTS = ["corpus", "keyword", "links", "embeddings", "dense"]

@@ -12,9 +12,8 @@ from helpers_server import ServerProcess
 from rpl.core.errors import RetrieverError
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.environment.void_rate import InfraGuard
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.config import LibraryConfig, RemoteConfig
 from rpl.retrieval.library.health import HealthConfig
-from rpl.retrieval.serving.config import RemoteConfig
 
 PROGRAM = "for p in bm25(question, k=2):\n    print(p)\n"
 QUESTION = "capital of Mongolia"

@@ -15,12 +15,12 @@ from typing import Any
 from rpl.core.errors import PrimitiveError, RetrieverError
 from rpl.core.files import digest
 from rpl.core.records import Passage
+from rpl.retrieval.canary import CANARIES, DEPTH, canary_query, probe_passages
+from rpl.retrieval.config import RemoteConfig
 from rpl.retrieval.library.arguments import SEARCHES, check_arguments
-from rpl.retrieval.library.canary import CANARIES, DEPTH, canary_query, probe_passages
+from rpl.retrieval.library.client import Client
 from rpl.retrieval.library.library import Library
-from rpl.retrieval.serving.client import Client
-from rpl.retrieval.serving.config import RemoteConfig
-from rpl.retrieval.serving.wire import FORMAT, read_hits, read_passages, read_results
+from rpl.retrieval.library.wire import FORMAT, read_hits, read_passages, read_results
 
 Say = Callable[[str], None]
 

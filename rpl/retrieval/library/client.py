@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 
 from rpl.core.errors import RetrieverError
-from rpl.retrieval.serving.config import RemoteConfig
-from rpl.retrieval.serving.wire import parse_json
+from rpl.retrieval.config import RemoteConfig
+from rpl.retrieval.library.wire import parse_json
 
 BACKOFF_S = 0.1
 """The pause before a retry is drawn from [0, BACKOFF_S * 2 ** attempt]; a server's `Retry-After` is added."""
