@@ -23,6 +23,7 @@ SHARED_FIXTURES = {"finished_cycle": "cycle", "one": "sharded", "two": "sharded"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Groups tests by what they share (`--dist loadgroup`), and begins with the groups that take longest."""
     for item in items:
