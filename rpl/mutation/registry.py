@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator, Mapping
+import importlib
+import pkgutil
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import rpl.mutation.operators as _operators
 from rpl.core.errors import ConfigError, ProgramError
 from rpl.mutation.donors import Donors
-from rpl.mutation.operators import composed, loops, queries, structure
-from rpl.mutation.sites import Edit, called, unbound_names
-from rpl.programs.grammar import Program, parse
+from rpl.mutation.edits import REGISTERED, Edit, Operator
+from rpl.mutation.sites import replaced
+from rpl.mutation.syntax import called_names, unbound_names
+from rpl.programs.grammar import Program, parse_tree
 from rpl.programs.printing import unparse
 
-Operator = Callable[[Program, Donors], Iterator[Edit]]
-"""Yields edits of a program, the most promising first; leaves the program as it is."""
+for _module in pkgutil.iter_modules(_operators.__path__, f"{_operators.__name__}."):
+    importlib.import_module(_module.name)
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
-    {
-        "query_edit": queries.query_edit,
-        "bridge": loops.bridge,
-        "union": loops.union,
-        "spread": composed.spread,
-        "path": composed.path,
-        "sift": composed.sift,
-        "change_k": queries.change_k,
-        "print_passage": loops.print_passage,
-        "crossover": structure.crossover,
-        "primitive_swap": queries.primitive_swap,
-        "add_filter": loops.add_filter,
-        "insert_rerank": queries.insert_rerank,
-        "fuse": queries.fuse_query,
-        "change_filter": loops.change_filter,
-        "print_budget": loops.print_budget,
-        "branch_guard": queries.branch_guard,
-        "unfuse": queries.unfuse,
-        "remove_rerank": queries.remove_rerank,
-        "loop_bound": loops.loop_bound,
-        "delete": structure.delete,
-        "hoist": structure.hoist,
-    }
+    {operator.name: operator for operator in sorted(REGISTERED.values(), key=lambda operator: operator.turn)}
 )
-"""Name -> operator, in the order in which they take turns."""
+"""Name -> operator, in the order in which they take turns; every module of `rpl/mutation/operators` adds its own."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +58,7 @@ def mutate(
     Raises:
         ConfigError: There is no operator of that name.
 
+    >>> from rpl.programs.grammar import parse
     >>> seed = parse("for p in bm25(question, k=1): print(p)")
     >>> next(mutate(seed, Donors(queries=("Lyon",)))).edit
     "line 1: query question -> 'Lyon'"
@@ -89,14 +72,14 @@ def mutate(
 def _take_turns(program: Program, donors: Donors, names: list[str], without: frozenset[str]) -> Iterator[Mutant]:
     tree = program.tree
     unbound = unbound_names(tree)
-    barred = without - _called_names(tree)
+    barred = without - called_names(tree)
     seen = {program}
-    streams = [(name, OPERATORS[name](program, donors)) for name in names]
+    streams = [(name, OPERATORS[name].edits(program, donors)) for name in names]
     while streams:
         running = []
         for name, stream in streams:
             for edit in stream:
-                child = _checked(edit.tree, unbound, barred)
+                child = _applied(tree, edit, unbound, barred)
                 if child is not None and child not in seen:
                     seen.add(child)
                     running.append((name, stream))
@@ -105,17 +88,13 @@ def _take_turns(program: Program, donors: Donors, names: list[str], without: fro
         streams = running
 
 
-def _checked(tree: ast.Module, unbound: set[str], barred: frozenset[str]) -> Program | None:
-    """The program of an edited tree; `None` if it is outside the grammar or reads names that nothing binds."""
+def _applied(tree: ast.Module, edit: Edit, unbound: set[str], barred: frozenset[str]) -> Program | None:
+    """The edited program; `None` if it is outside the grammar or reads names that nothing binds."""
+    nodes = [edit.replacement] if isinstance(edit.replacement, ast.AST) else edit.replacement
     try:
-        program = parse(unparse(tree))
+        program, edited = parse_tree(unparse(replaced(tree, edit.site.path, nodes)))
     except ProgramError:
         return None  # an edit at the limits of depth or length: no such neighbour
-    edited = program.tree
-    if unbound_names(edited) - unbound or barred & _called_names(edited):
+    if unbound_names(edited) - unbound or barred & called_names(edited):
         return None
     return program
-
-
-def _called_names(tree: ast.AST) -> frozenset[str]:
-    return frozenset(name for node in ast.walk(tree) if (name := called(node)) is not None)

@@ -10,24 +10,18 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from rpl.mutation.donors import Donors, string_literals
+from rpl.mutation.edits import CLASSES
 from rpl.mutation.localise import Failure
 from rpl.mutation.registry import OPERATORS, Mutant, mutate
 from rpl.programs.grammar import Program
 
 PREFERENCES: Mapping[str, tuple[tuple[str, ...], ...]] = MappingProxyType(
     {
-        "crashed": (
-            ("primitive_swap", "query_edit", "delete", "crossover"),
-            ("change_k", "branch_guard", "change_filter", "bridge"),
-        ),
-        "nothing_fetched": (("query_edit", "crossover", "spread", "sift"), ("change_k", "union", "bridge", "path")),
-        "part_fetched": (
-            ("bridge", "path", "spread", "sift", "query_edit", "union", "crossover"),
-            ("change_k", "fuse"),
-        ),
-        "lost_in_rerank": (("remove_rerank", "change_k", "unfuse"), ("print_budget", "print_passage", "query_edit")),
-        "not_printed": (("print_passage", "change_filter", "print_budget"), ("change_k", "bridge", "crossover")),
-        "over_budget": (("add_filter", "print_budget", "change_k"), ("query_edit", "insert_rerank", "delete")),
+        kind: (
+            tuple(operator.name for operator in OPERATORS.values() if kind in operator.first),
+            tuple(operator.name for operator in OPERATORS.values() if kind in operator.second),
+        )
+        for kind in CLASSES
     }
 )
 """Failure class -> tiers of operators. `never_fetched` is split by whether any gold was fetched at all. Operators of

@@ -8,7 +8,7 @@ from rpl.core.errors import ConfigError
 from rpl.mutation.distance import edit_distance
 from rpl.mutation.donors import Donors
 from rpl.mutation.registry import OPERATORS, mutate
-from rpl.mutation.sites import unbound_names
+from rpl.mutation.syntax import unbound_names
 from rpl.programs.grammar import Program, canonical, parse
 
 SEED = parse("for p in bm25(question, k=1):\n    print(p)")

@@ -1,1 +1,1 @@
-"""Mutation operators: each takes a program and donors and yields trees that differ from it by one edit."""
+"""Mutation operators, by what they change. Each module registers its own with `rpl.mutation.edits.operator`."""
