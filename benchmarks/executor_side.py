@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.turns import Turns
 
-SIDES = ("rpl", "monty", "smolagents", "subprocess", "exec")
+SIDES = ("rpl", "smolagents", "subprocess", "exec")
 
 CALLS = 20
 """Primitive calls of the program `calls`."""
@@ -50,10 +50,10 @@ def texts(kind: str, start: int, count: int) -> list[str]:
     return [PROGRAMS[kind].replace("NUMBER", str(number)) for number in range(start, start + count)]
 
 
-def make_rpl(backend: str) -> RunMany:
+def make_rpl() -> RunMany:
     """Programs in the worker pool, two at once."""
     from rpl.core.records import Passage
-    from rpl.environment.environment import EXECUTORS
+    from rpl.executors.parent.sandbox import SandboxExecutor
     from rpl.retrieval.library.library import CallResult
 
     found = CallResult(tuple(Passage(f"p{i}", f"Title {i}", TEXT, 1 / (1 + i), i) for i in range(3)), cached=False)
@@ -62,7 +62,7 @@ def make_rpl(backend: str) -> RunMany:
         def call(self, name: str, args: dict[str, Any]) -> CallResult:
             return found
 
-    executor = EXECUTORS[backend](workers=2)
+    executor = SandboxExecutor(workers=2)
     executor.attach(Trivial())  # type: ignore[arg-type]
     lacking = [name for name, reason in executor.layers().items() if reason is not None]
     if lacking:
@@ -131,8 +131,7 @@ def make_smolagents() -> RunMany:
 
 
 MAKERS: dict[str, Callable[[], RunMany]] = {
-    "rpl": lambda: make_rpl("restricted"),
-    "monty": lambda: make_rpl("monty"),
+    "rpl": make_rpl,
     "smolagents": make_smolagents,
     "subprocess": make_subprocess,
     "exec": make_exec,

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rpl.core.errors import ConfigError
 from rpl.environment.watched import WatchedExecutor
 from rpl.executors.base import ExecutionLimits, Executor, TokenCounter
 from rpl.executors.isolation.layers import unknown
-from rpl.executors.monty.executor import MontyExecutor
-from rpl.executors.parent.sandbox import RestrictedExecutor, SandboxExecutor
+from rpl.executors.parent.sandbox import SandboxExecutor
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.library.health import HealthConfig, HealthWatch
 
 if TYPE_CHECKING:
     from rpl.retrieval.library.library import Library
-
-
-EXECUTORS: Mapping[str, type[SandboxExecutor]] = {"restricted": RestrictedExecutor, "monty": MontyExecutor}
-"""Value of `environment.executor` -> its class."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +36,14 @@ class EnvironmentConfig:
     require_layers: tuple[str, ...] = ()
     """Layers of the sandbox without which nothing runs: `audit_hook`, `no_new_privileges`, `resource_limits`,
     `namespaces`, `landlock`, `seccomp`. One that is not named here and that the machine lacks is told in a log line."""
-    executor: Literal["restricted", "monty"] = "restricted"
-    """What runs the programs: CPython behind guards, or Monty, an interpreter of a Python subset written in Rust (needs
-    `pip install 'retrieval-program-learning[monty]'`); `executors.monty` says what differs."""
+    executor: str = "restricted"
+    """What runs the programs: `restricted`, which is CPython behind guards, and nothing else."""
 
     def __post_init__(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise ConfigError(f"environment.executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
+        if self.executor == "monty":
+            raise ConfigError("environment.executor: monty is gone; leave the key out, or write restricted")
+        if self.executor != "restricted":
+            raise ConfigError(f"environment.executor must be restricted, got {self.executor!r}")
         if self.workers < 1:
             raise ConfigError(f"environment.workers must be at least 1, got {self.workers}")
         if self.infra_retries < 0:
@@ -106,8 +102,7 @@ class Environment:
         """What runs the programs, without the watch; made at first use."""
         if self._sandbox is None:
             config = self.config
-            made = EXECUTORS[config.executor]
-            executor = made(config.limits, config.workers, config.infra_retries, config.require_layers)
+            executor = SandboxExecutor(config.limits, config.workers, config.infra_retries, config.require_layers)
             if config.require_layers:
                 executor.layers()  # says so now where one is missing, not at the first program
             executor.attach(self.library)

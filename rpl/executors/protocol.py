@@ -2,8 +2,9 @@
 
 Parent to worker: `start` (limits), `job` (source and question, nothing else), `reply` (passages or an error).
 Worker to parent: `ready` (which layers hold), `call` (a primitive the parent has to serve), `done` (error, fuel).
-`call` and `done` carry the `journal` of what happened since the last message: printed items and calls that the worker
-computed by itself. A message is a name and plain values: nothing in it can stand for an object of the parent.
+`call` and `done` carry the `journal` of what happened since the last message: printed items (`text`, `part` of a line,
+`passage`) and calls that the worker computed by itself. A message is a name and plain values: nothing in it can stand
+for an object of the parent.
 Standard library only: the worker imports this file.
 """
 

@@ -104,3 +104,10 @@ def test_bad_settings_name_their_key(name, value):
 def test_limits_must_be_positive(name):
     with pytest.raises(ConfigError, match=f"limits.{name}"):
         ExecutionLimits(**{name: 0})
+
+
+@pytest.mark.parametrize(("name", "words"), [("monty", "monty is gone"), ("python", "must be restricted")])
+def test_an_executor_that_is_not_there_is_refused_in_one_line(name, words):
+    with pytest.raises(ConfigError, match=f"^environment.executor.*{words}") as caught:
+        EnvironmentConfig(executor=name)
+    assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 from executor_fakes import FakeLibrary
 
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.parent.sandbox import RestrictedExecutor
+from rpl.executors.parent.sandbox import SandboxExecutor
 
 collect_ignore = ["protocol_fuzz.py"]  # needs atheris; `make fuzz-protocol` runs it
 
@@ -20,12 +20,12 @@ def library() -> FakeLibrary:
 
 
 @pytest.fixture
-def make_executor(library: FakeLibrary) -> Iterator[Callable[..., RestrictedExecutor]]:
+def make_executor(library: FakeLibrary) -> Iterator[Callable[..., SandboxExecutor]]:
     """Makes executors with limits given by name."""
-    made: list[RestrictedExecutor] = []
+    made: list[SandboxExecutor] = []
 
-    def make(workers: int = 1, infra_retries: int = 2, **limits: Any) -> RestrictedExecutor:
-        executor = RestrictedExecutor(ExecutionLimits(**limits), workers, infra_retries)
+    def make(workers: int = 1, infra_retries: int = 2, **limits: Any) -> SandboxExecutor:
+        executor = SandboxExecutor(ExecutionLimits(**limits), workers, infra_retries)
         executor.attach(library)  # type: ignore[arg-type]
         made.append(executor)
         return executor
@@ -36,9 +36,9 @@ def make_executor(library: FakeLibrary) -> Iterator[Callable[..., RestrictedExec
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[RestrictedExecutor]:
+def shared() -> Iterator[SandboxExecutor]:
     """One executor with default limits for all tests of a file that leave their library alone."""
-    executor = RestrictedExecutor(ExecutionLimits(wall_s=30.0), workers=1)
+    executor = SandboxExecutor(ExecutionLimits(wall_s=30.0), workers=1)
     executor.attach(FakeLibrary())  # type: ignore[arg-type]
     yield executor
     executor.close()

@@ -19,27 +19,27 @@ import threading
 from contextlib import nullcontext
 
 from rpl.core.records import TraceError
-from rpl.executors.backend import Backend
 from rpl.executors.isolation import hardening, landlock, namespaces
 from rpl.executors.runtime.primitives import Host, ProgramLimits
 from rpl.executors.runtime.restricted import Outcome
 from rpl.executors.runtime.worker import serve
 
-RAW = Backend("raw", "raw_worker", ("raw_worker", "RestrictedPython"), "")
+RAW = "raw_worker"
+"""The main module of such workers."""
 
 MODULES = {m.__name__: m for m in (ctypes, mmap, os, resource, signal, socket, subprocess, sys, threading)}
 
 
 def give_up(start):
     if "only" not in start:
-        return hardening.harden(start["memory_mb"], start["system_calls"])
+        return hardening.harden(start["memory_mb"])
     size = hardening.address_space_bytes()
     steps = {
         "no_new_privileges": hardening.forbid_new_privileges,
         "namespaces": namespaces.enter,
         "landlock": landlock.restrict,
         "resource_limits": lambda: hardening.limit_resources(size, start["memory_mb"]),
-        "seccomp": hardening.filter_calls(()),
+        "seccomp": hardening.filter_calls(),
     }
     os.closerange(2, 4096)
     report = dict.fromkeys(steps, "left out by the test")

@@ -4,10 +4,9 @@
 
     name        unique in its file
     source      the program: a text, or a list of texts and of [text, times], which are joined
-    restricted  what the backend `restricted` makes of it: `ok`, or the kind of the error; a list where that depends on
-                the version of Python. Other backends have a key of their own, where it differs
-    message     part of the error message on the backend `restricted`
-    printed     with `ok`: the whole observation on the backend `restricted`
+    restricted  what becomes of it: `ok`, or the kind of the error; a list where that depends on the version of Python
+    message     part of the error message
+    printed     with `ok`: the whole observation
     limits      fields of `ExecutionLimits`, where the defaults are not meant
     reference   the advisory or report that the attack is known from
 
@@ -29,11 +28,11 @@ from executor_fakes import FakeLibrary
 
 from rpl.core.records import Trace
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.parent.sandbox import RestrictedExecutor
+from rpl.executors.parent.sandbox import SandboxExecutor
 
 FOLDER = Path(__file__).parent / "attacks"
 QUESTION = "who?"
-KEYS = {"name", "source", "restricted", "monty", "message", "printed", "limits", "reference"}
+KEYS = {"name", "source", "restricted", "message", "printed", "limits", "reference"}
 PROBE = "seen = {p.id for p in bm25(question, k=3)}\nfor i in seen:\n    print(read(i))\nprint(len(seen))"
 """Touches everything that an attack might have left behind: names, set order, the pipes, the library."""
 
@@ -50,16 +49,16 @@ def program(entry: dict[str, Any]) -> str:
     return "".join(part if isinstance(part, str) else part[0] * part[1] for part in source)
 
 
-def outcomes(entry: dict[str, Any], backend: str) -> list[str]:
-    """What a backend may make of an entry: `ok` or kinds of errors."""
-    expected = entry.get(backend, entry["restricted"])
+def outcomes(entry: dict[str, Any]) -> list[str]:
+    """What may become of an entry: `ok` or kinds of errors."""
+    expected = entry["restricted"]
     return [expected] if isinstance(expected, str) else expected
 
 
 def check(entry: dict[str, Any], trace: Trace) -> None:
-    """Fails unless the trace is what the entry expects of the backend `restricted`."""
+    """Fails unless the trace is what the entry expects."""
     assert trace.infra_error is None
-    assert ("ok" if trace.error is None else trace.error.kind) in outcomes(entry, "restricted"), trace.error
+    assert ("ok" if trace.error is None else trace.error.kind) in outcomes(entry), trace.error
     if trace.error is None:
         assert trace.observation == entry["printed"]
     else:
@@ -75,15 +74,15 @@ def timeless(trace: Trace) -> Trace:
 
 
 @pytest.fixture(scope="module")
-def executor_for() -> Iterator[Callable[[dict[str, Any]], RestrictedExecutor]]:
+def executor_for() -> Iterator[Callable[[dict[str, Any]], SandboxExecutor]]:
     """Gives the executor for an entry's limits; one with the default limits serves nearly all."""
-    made: dict[str, RestrictedExecutor] = {}
+    made: dict[str, SandboxExecutor] = {}
 
-    def get(entry: dict[str, Any]) -> RestrictedExecutor:
+    def get(entry: dict[str, Any]) -> SandboxExecutor:
         key = json.dumps(entry.get("limits", {}), sort_keys=True)
         if key not in made:
             limits = ExecutionLimits(**({"wall_s": 20.0} | entry.get("limits", {})))
-            made[key] = RestrictedExecutor(limits, workers=1)
+            made[key] = SandboxExecutor(limits, workers=1)
             made[key].attach(FakeLibrary())  # type: ignore[arg-type]
         return made[key]
 
@@ -95,7 +94,7 @@ def executor_for() -> Iterator[Callable[[dict[str, Any]], RestrictedExecutor]]:
 @pytest.fixture(scope="module")
 def healthy() -> Trace:
     """The trace of the probe on a worker that ran nothing else."""
-    executor = RestrictedExecutor(workers=1)
+    executor = SandboxExecutor(workers=1)
     executor.attach(FakeLibrary())  # type: ignore[arg-type]
     trace = timeless(executor.run(PROBE, QUESTION))
     executor.close()
@@ -134,7 +133,7 @@ def test_the_corpus_is_complete():
 def test_the_entries_are_well_formed():
     for category, entry in ATTACKS:
         assert entry.keys() <= KEYS, (category, entry)
-        assert ("printed" in entry) == (outcomes(entry, "restricted") == ["ok"]), (category, entry)
+        assert ("printed" in entry) == (outcomes(entry) == ["ok"]), (category, entry)
 
 
 def test_the_checks_can_fail(executor_for):

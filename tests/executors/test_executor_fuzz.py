@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,7 @@ from hypothesis import strategies as st
 from rpl.core.errors import ProgramError
 from rpl.core.records import Trace, to_dict
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.monty.executor import MontyExecutor
-from rpl.executors.monty.source import instrument
-from rpl.executors.parent.sandbox import RestrictedExecutor, SandboxExecutor
+from rpl.executors.parent.sandbox import SandboxExecutor
 from rpl.executors.runtime.compiling import compile_program
 
 QUESTION = "Which city is larger, Lyon or Nice?"
@@ -35,12 +34,9 @@ FUZZ_LIMITS = ExecutionLimits(wall_s=20.0, fuel=4_000, printed_tokens=200)
 relaxed = settings(suppress_health_check=list(HealthCheck))
 
 
-@pytest.fixture(scope="module", params=["restricted", "monty"])
-def executor(request: pytest.FixtureRequest) -> Iterator[SandboxExecutor]:
-    if request.param == "monty":
-        pytest.importorskip("pydantic_monty")
-    kind = {"restricted": RestrictedExecutor, "monty": MontyExecutor}[request.param]
-    made = kind(FUZZ_LIMITS, workers=2)
+@pytest.fixture(scope="module")
+def executor() -> Iterator[SandboxExecutor]:
+    made = SandboxExecutor(FUZZ_LIMITS, workers=2)
     made.attach(FakeLibrary())  # type: ignore[arg-type]
     yield made
     made.close()
@@ -79,18 +75,11 @@ def test_random_programs_keep_every_promise_and_repeat_themselves(executor: Sand
     assert without_seconds(first) == without_seconds(second)
 
 
-def refusal(compiler: Callable[[str, int], object], source: str) -> str | None:
-    try:
-        compiler(source, 4_000)
-    except ProgramError as error:
-        return error.kind
-    return None
-
-
 @settings(relaxed, max_examples=150)
 @given(st.one_of(nearly_legal(), st.text(max_size=80)))
-def test_both_compilers_refuse_the_same_texts_with_typed_errors_only(source: str) -> None:
-    assert refusal(compile_program, source) == refusal(instrument, source)
+def test_texts_are_refused_with_typed_errors_only(source: str) -> None:
+    with contextlib.suppress(ProgramError):
+        compile_program(source, 4_000)
 
 
 @settings(relaxed, max_examples=50)
@@ -170,11 +159,9 @@ def test_random_programs_leave_no_descriptors_processes_or_threads(executor: San
 
 @needs_proc
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), [("restricted", 20_000), ("monty", 4_000)])
-def test_many_random_programs_keep_every_promise_and_leave_nothing(name: str, number: int) -> None:
-    kinds: dict[str, Callable[..., SandboxExecutor]] = {"restricted": RestrictedExecutor, "monty": MontyExecutor}
-    programs = collect(any_program, number)
-    executor = kinds[name](FUZZ_LIMITS, workers=2)
+def test_many_random_programs_keep_every_promise_and_leave_nothing() -> None:
+    programs = collect(any_program, 20_000)
+    executor = SandboxExecutor(FUZZ_LIMITS, workers=2)
     executor.attach(FakeLibrary())  # type: ignore[arg-type]
     run_all(executor, programs[:1_000])
     before, kib = held(), resident_kib()

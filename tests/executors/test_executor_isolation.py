@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from rpl.executors.backend import RESTRICTED
 from rpl.executors.parent.process import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +22,7 @@ START = {"type": "start", "wall_s": 5.0, "memory_mb": 128, "limits": LIMITS}
 @pytest.fixture
 def worker(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "leak-me")
-    worker = Worker(START, RESTRICTED)
+    worker = Worker(START)
     yield worker
     worker.kill()
 
@@ -57,7 +56,7 @@ def test_only_the_two_pipes_are_open(worker):
 def test_the_parent_keeps_two_descriptors_a_worker(worker):
     folder = Path("/proc/self/fd")
     before = len(list(folder.iterdir()))
-    another = Worker(START, RESTRICTED)
+    another = Worker(START)
     assert len(list(folder.iterdir())) == before + 2
     another.kill()
     assert len(list(folder.iterdir())) == before
@@ -81,7 +80,7 @@ def test_resource_limits_are_set(worker):
 
 
 def test_the_memory_limit_follows_the_setting(worker):
-    larger = Worker({**START, "memory_mb": 228}, RESTRICTED)
+    larger = Worker({**START, "memory_mb": 228})
     difference = [resource.prlimit(w.process.pid, resource.RLIMIT_AS)[0] for w in (worker, larger)]
     larger.kill()
     assert (difference[1] - difference[0]) / 2**20 == pytest.approx(100, abs=8)

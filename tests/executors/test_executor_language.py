@@ -19,7 +19,7 @@ from rpl.executors.runtime.guards import Guards
 from rpl.executors.runtime.methods import HANDLERS, REVIEWED
 from rpl.executors.runtime.primitives import Host, Primitives, ProgramLimits
 from rpl.executors.runtime.restricted import current_line, run_program
-from rpl.executors.runtime.values import ProgramPassage
+from rpl.executors.runtime.values import ProgramPassage, passage_line
 from rpl.programs.grammar import ALLOWED_NODES, ATTRIBUTES, BUILTINS, PRIMITIVES, canonical
 
 OLD = sys.version_info < (3, 12)
@@ -42,8 +42,8 @@ class FakeHost(Host):
     def record(self, name, args, results):
         self.calls.append((name, args, [p.id for p in results]))
 
-    def print_text(self, text):
-        self.items.append(text)
+    def print_text(self, text, ends=True):
+        self.items.append(text if ends else text + "…")
 
     def print_passage(self, passage):
         self.items.append(passage)
@@ -615,3 +615,26 @@ def test_a_program_cannot_reach_a_class():
     guards = Guards(fuel)
     scope = guards.names() | Builtins(guards, print).names() | Primitives(host, ProgramLimits(1, 1, 1, 1), fuel).names()
     assert not [name for name, value in scope.items() if isinstance(value, type)]
+
+
+@pytest.mark.parametrize(
+    ("source", "items"),
+    [
+        ("print('a', 'b', sep='-', end='!')\nprint('c')", ["a-b!…", "c"]),
+        ("print('a', end=None)", ["a"]),
+        ("print(end='')", []),
+        ("print('a', end='\\n\\n')", ["a\n"]),
+        ("p = bm25('x', k=1)\nprint('at', p, end='')", ["at", "[p0] T0: text 0"]),
+        ("p = bm25('x', k=1)\nprint(p, end=' ')", ["[p0] T0: text 0"]),
+        ("p = bm25('x', k=1)\nprint(p, end='\\n---\\n')", ["[p0] T0: text 0", "---"]),
+    ],
+)
+def test_the_end_of_a_print_is_honoured(source, items):
+    host, outcome = run(source)
+    assert outcome.error is None
+    assert [item if isinstance(item, str) else passage_line(item) for item in host.items] == items
+
+
+def test_the_end_of_a_print_is_bounded_and_must_be_a_text():
+    assert run("print(1, end=2)")[1].error.message.startswith("TypeError: end must be a text")
+    assert run("while True:\n    print(end='x' * 90000)")[1].error.kind == "budget_printed"

@@ -22,7 +22,7 @@ from rpl.executors.isolation.kernel import LayerMissing
 from rpl.executors.isolation.layers import LAYERS, missing, unknown
 from rpl.executors.parent.pool import WorkerPool
 from rpl.executors.parent.process import Worker
-from rpl.executors.parent.sandbox import RestrictedExecutor
+from rpl.executors.parent.sandbox import SandboxExecutor
 from rpl.executors.parent.service import LibraryService
 from rpl.executors.parent.session import Session
 
@@ -291,10 +291,10 @@ def test_a_worker_ended_from_outside_is_told_from_one_that_ended_itself():
 
 
 def test_a_layer_that_is_required_and_missing_is_an_error():
-    pool = WorkerPool({**START, "only": ["resource_limits"]}, 1, 10, RAW, ("audit_hook", "landlock"))
+    pool = WorkerPool({**START, "only": ["resource_limits"]}, 1, 10, ("audit_hook", "landlock"), RAW)
     with pytest.raises(ConfigError, match=r"require_layers is not met .*landlock: left out by the test"), pool.lend():
         pass
-    pool = WorkerPool({**START, "only": ["no_new_privileges", "landlock"]}, 1, 10, RAW, ("audit_hook", "landlock"))
+    pool = WorkerPool({**START, "only": ["no_new_privileges", "landlock"]}, 1, 10, ("audit_hook", "landlock"), RAW)
     with pool.lend() as worker:
         needs(worker, "landlock")
         assert worker.alive
@@ -303,7 +303,7 @@ def test_a_layer_that_is_required_and_missing_is_an_error():
 
 def test_a_missing_layer_is_told_once(capsys):
     for _ in range(2):
-        pool = WorkerPool({**START, "only": ["no_new_privileges", "namespaces"]}, 1, 10, RAW)
+        pool = WorkerPool({**START, "only": ["no_new_privileges", "namespaces"]}, 1, 10, main=RAW)
         pool.layers()
         pool.close()
     told = [line for line in capsys.readouterr().err.splitlines() if "left out by the test" in line]
@@ -316,7 +316,7 @@ def test_unknown_layers_are_refused():
     with pytest.raises(ConfigError, match=r"environment.require_layers: 'sandbox' is not among audit_hook"):
         EnvironmentConfig(require_layers=("seccomp", "sandbox"))
     with pytest.raises(ConfigError, match="require_layers"):
-        RestrictedExecutor(require_layers=["x"])
+        SandboxExecutor(require_layers=["x"])
 
 
 def test_the_environment_requires_layers_when_it_starts(monkeypatch, library):
@@ -335,7 +335,7 @@ class FakeWorker:
     programs = 0
     alive = True
 
-    def __init__(self, start, backend):
+    def __init__(self, start, main):
         pass
 
     def kill(self):
@@ -359,7 +359,7 @@ def test_the_doctor_lists_the_layers(monkeypatch):
     from rpl.cli.commands.doctor import _sandbox_layers
 
     report = dict.fromkeys(LAYERS) | {"seccomp": "libseccomp.so.2 cannot be loaded"}
-    monkeypatch.setattr(RestrictedExecutor, "layers", lambda self: report)
+    monkeypatch.setattr(SandboxExecutor, "layers", lambda self: report)
     findings = {finding.layer: finding for finding in _sandbox_layers()}
     assert list(findings) == [f"sandbox {name}" for name in LAYERS]
     assert findings["sandbox landlock"].status == "ok"

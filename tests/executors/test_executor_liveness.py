@@ -14,7 +14,7 @@ import pytest
 
 from rpl.core.records import Trace, to_dict
 from rpl.executors.base import ExecutionLimits
-from rpl.executors.parent.sandbox import RestrictedExecutor
+from rpl.executors.parent.sandbox import SandboxExecutor
 
 WALL_S = 0.3
 TOLERANCE_S = 0.15
@@ -55,7 +55,7 @@ def canonical(trace: Trace) -> bytes:
 def bombed():
     from executor_fakes import FakeLibrary
 
-    executor = RestrictedExecutor(ExecutionLimits(wall_s=WALL_S, fuel=10**12, memory_mb=128), workers=1)
+    executor = SandboxExecutor(ExecutionLimits(wall_s=WALL_S, fuel=10**12, memory_mb=128), workers=1)
     executor.attach(FakeLibrary())
     executor.run(GOOD, "q")
     yield executor
@@ -97,7 +97,7 @@ def test_a_worker_that_was_killed_is_replaced_before_it_is_needed(bombed):
 
 def test_no_worker_stays_after_close_even_while_one_is_replaced(library):
     before = children()
-    executor = RestrictedExecutor(ExecutionLimits(wall_s=0.2, fuel=10**12), workers=2)
+    executor = SandboxExecutor(ExecutionLimits(wall_s=0.2, fuel=10**12), workers=2)
     executor.attach(library)
     executor.run_many([(BOMBS["while"], "q")] * 2)
     executor.close()
@@ -131,7 +131,7 @@ def test_programs_in_a_row_leave_nothing_behind(programs, growth_mib, monkeypatc
     monkeypatch.setattr(type(library), "calls", property(lambda self: [], lambda self, value: None), raising=False)
     monkeypatch.setattr("rpl.executors.parent.sandbox.RECYCLE_AFTER", 300)  # workers are replaced on the way, too
     others = children()
-    executor = RestrictedExecutor(workers=2)
+    executor = SandboxExecutor(workers=2)
     executor.attach(library)
     before = measure(executor, 500)
     after = measure(executor, programs)
@@ -165,7 +165,7 @@ PROGRAMS = [
 
 def test_traces_are_byte_equal_in_any_worker_and_order(library):
     def run(order: list[int], workers: int, before: int) -> dict[int, bytes]:
-        executor = RestrictedExecutor(workers=workers)
+        executor = SandboxExecutor(workers=workers)
         executor.attach(library)
         executor.run_many([("x = [i for i in range(500)]", "q")] * before)
         traces = executor.run_many([(PROGRAMS[number], "who?") for number in order])
@@ -182,7 +182,7 @@ def test_traces_are_byte_equal_in_any_worker_and_order(library):
 
 
 def test_hidden_state_would_be_seen(library):
-    executor = RestrictedExecutor(workers=1)
+    executor = SandboxExecutor(workers=1)
     executor.attach(library)
     first, second = executor.run("print(1)", "q"), executor.run("print(1)", "q")
     executor.close()

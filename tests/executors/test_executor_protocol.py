@@ -10,7 +10,6 @@ import pytest
 from rpl.core.errors import PrimitiveError, RetrieverError
 from rpl.core.records import Passage
 from rpl.executors import protocol
-from rpl.executors.backend import RESTRICTED
 from rpl.executors.base import ExecutionLimits
 from rpl.executors.parent.process import Worker, WorkerGone, WorkerTimeout
 from rpl.executors.parent.service import LibraryService, ServiceTimeout
@@ -224,7 +223,7 @@ def process():
     def make(code, monkeypatch):
         ready = 'print(\'{"type": "ready", "layers": {}}\', flush=True)\n'
         monkeypatch.setattr("rpl.executors.parent.process._MAIN", ready + code)
-        made.append(Worker({"type": "start"}, RESTRICTED))
+        made.append(Worker({"type": "start"}))
         return made[-1]
 
     yield make

@@ -14,7 +14,7 @@ from rpl.core.errors import ConfigError, ExecutorError
 from rpl.core.records import Trace, to_dict
 from rpl.executors.parent import process as process_module
 from rpl.executors.parent.process import Worker
-from rpl.executors.parent.sandbox import RestrictedExecutor
+from rpl.executors.parent.sandbox import SandboxExecutor
 
 SEED_PROGRAM = "for p in bm25(question, k=1):\n    print(p)"
 UNLIMITED = 10**12
@@ -367,7 +367,7 @@ def test_close_stops_the_workers_and_the_executor_can_go_on(make_executor):
 
 
 def test_a_dropped_executor_leaves_no_process(library):
-    executor = RestrictedExecutor(workers=1)
+    executor = SandboxExecutor(workers=1)
     executor.attach(library)
     executor.run("x = 1", "q")
     (worker,) = executor._pool._idle
@@ -389,13 +389,13 @@ def test_a_job_holds_the_program_and_the_question_only(make_executor, monkeypatc
 
 def test_without_a_library_there_is_a_clear_error():
     with pytest.raises(ExecutorError, match="attach"):
-        RestrictedExecutor().run("x = 1", "q")
+        SandboxExecutor().run("x = 1", "q")
 
 
 @pytest.mark.parametrize("arguments", [{"workers": 0}, {"infra_retries": -1}])
 def test_bad_settings_are_refused(arguments):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
-        RestrictedExecutor(**arguments)
+        SandboxExecutor(**arguments)
 
 
 def test_every_primitive_works_through_the_pipes(shared):
@@ -415,3 +415,10 @@ print([p.id for p in b], [p.id for p in c], len(d), e.id, len(f), g)
     assert [c.name for c in trace.calls] == ["bm25", "rerank", "fuse", "links", "read", "unique", "rerank"]
     assert [c.line for c in trace.calls] == [2, 3, 4, 5, 6, 7, 8]
     assert trace.fetched_ids == ("p0", "p1", "p2", "p9")
+
+
+def test_a_line_that_print_did_not_end_is_continued(shared):
+    source = "for w in ['a', 'b']:\n    print(w, end=' ')\nprint(bm25(question, k=1))\nprint('c', end=' ')\nprint('d')"
+    assert shared.run(source, "q").observation == "a b \n[p0] Title 0: Text of passage 0.\nc d"
+    error = shared.run("print('a', end='')\nbm25('x')\nprint('b', end='')\n1 / 0", "q").observation
+    assert error == "ab\nError on line 4: ZeroDivisionError: division by zero"

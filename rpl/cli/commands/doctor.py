@@ -99,9 +99,9 @@ def _sandbox() -> Finding:
 
 def _sandbox_layers() -> list[Finding]:
     from rpl.executors.isolation.layers import ADVICE, LAYERS
-    from rpl.executors.parent.sandbox import RestrictedExecutor
+    from rpl.executors.parent.sandbox import SandboxExecutor
 
-    executor = RestrictedExecutor(workers=1)
+    executor = SandboxExecutor(workers=1)
     try:
         report = executor.layers()
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,13 @@ _PIPES = 2
 """Descriptors that stay open: 0 brings jobs, 1 takes answers."""
 
 
-def harden(memory_mb: int, system_calls: Sequence[str] = ()) -> dict[str, str | None]:
+def harden(memory_mb: int) -> dict[str, str | None]:
     """Takes from this process what no program needs. All descriptors but 0 and 1 are closed.
 
     Call it when everything is loaded: no file can be opened afterwards. The process must have one thread.
 
     Args:
         memory_mb: Address space that may be added to what the process has now, in MiB.
-        system_calls: System calls to allow besides `seccomp.ALLOWED`.
 
     Returns:
         For each layer `None` where it holds, or why it does not; see `layers.LAYERS`.
@@ -49,7 +48,7 @@ def harden(memory_mb: int, system_calls: Sequence[str] = ()) -> dict[str, str | 
         "namespaces": namespaces.enter,
         "landlock": landlock.restrict,
         "resource_limits": lambda: limit_resources(size, memory_mb),
-        "seccomp": filter_calls(system_calls),
+        "seccomp": filter_calls(),
     }
     return put_up(steps)
 
@@ -76,10 +75,10 @@ def forget_native_calls() -> None:
         del sys.modules[name]
 
 
-def filter_calls(system_calls: Sequence[str]) -> Callable[[], None]:
+def filter_calls() -> Callable[[], None]:
     """Returns the step that installs the filter; what it needs of the file system is read now."""
     try:
-        return seccomp.build(system_calls)
+        return seccomp.build()
     except LayerMissing as error:
         reason = str(error)
 

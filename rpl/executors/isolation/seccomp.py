@@ -10,7 +10,7 @@ import errno
 import mmap
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rpl.executors.isolation.kernel import LayerMissing, library
@@ -40,11 +40,8 @@ _CONDITIONAL: tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...] = (
 )
 
 
-def build(more: Sequence[str] = ()) -> Callable[[], None]:
+def build() -> Callable[[], None]:
     """Builds the filter; needs the file system, where libseccomp is.
-
-    Args:
-        more: System calls to allow besides `ALLOWED`.
 
     Returns:
         A function that puts it on every thread of this process, for good. Like this one, it raises `LayerMissing`.
@@ -58,7 +55,7 @@ def build(more: Sequence[str] = ()) -> Callable[[], None]:
         raise LayerMissing("libseccomp cannot make a filter")
     _check("seccomp_attr_set", lib.seccomp_attr_set(context, _ATTRIBUTE_TSYNC, 1))
     comparison = _comparison()
-    for name, conditions in (*((name, ()) for name in (*ALLOWED, *more)), *_CONDITIONAL):
+    for name, conditions in (*((name, ()) for name in ALLOWED), *_CONDITIONAL):
         _allow(lib, context, name, (comparison * len(conditions))(*conditions))
 
     def install() -> None:

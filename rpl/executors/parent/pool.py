@@ -9,9 +9,8 @@ from typing import Any
 
 from rpl.core.errors import ConfigError, ExecutorError
 from rpl.core.progress import say
-from rpl.executors.backend import RESTRICTED, Backend
 from rpl.executors.isolation.layers import LAYERS, missing
-from rpl.executors.parent.process import Worker
+from rpl.executors.parent.process import MAIN_MODULE, Worker
 
 _told: set[str] = set()
 """What was said about missing layers in this process."""
@@ -24,8 +23,8 @@ class WorkerPool:
         start: The `start` message of every worker.
         size: How many idle workers are kept; the borrowers decide how many run at once.
         recycle_after: After how many programs a worker is replaced, which bounds what its process may accumulate.
-        backend: Which interpreter the workers run.
         require_layers: Layers without which no worker is lent; see `layers.LAYERS`.
+        main: The main module of the worker processes.
     """
 
     def __init__(
@@ -33,11 +32,11 @@ class WorkerPool:
         start: Mapping[str, Any],
         size: int,
         recycle_after: int,
-        backend: Backend = RESTRICTED,
         require_layers: Sequence[str] = (),
+        main: str = MAIN_MODULE,
     ) -> None:
-        self.backend = backend
         self._start = start
+        self._main = main
         self._recycle_after = recycle_after
         self._require_layers = tuple(require_layers)
         self._size = size
@@ -92,7 +91,7 @@ class WorkerPool:
     def _new(self) -> Worker:
         with self._lock:
             self._lost -= self._lost > 0
-        worker = Worker(self._start, self.backend)
+        worker = Worker(self._start, self._main)
         absent = missing(worker.layers, self._require_layers)
         if absent:
             worker.kill()

@@ -20,7 +20,6 @@ from typing import Any
 
 import rpl
 from rpl.core.errors import ExecutorError
-from rpl.executors.backend import Backend
 from rpl.executors.protocol import MAX_LINE_BYTES, decode, encode
 
 START_TIMEOUT_S = 60.0
@@ -35,6 +34,9 @@ that time, and waking up would cost as much again: 0.12 ms a call without, 0.08 
 
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 """Signals by which something other than the program ends a worker: the system short of memory, an operator."""
+
+MAIN_MODULE = "rpl.executors.runtime.worker"
+"""The main module of worker processes: its `main()` takes over the standard streams and serves."""
 
 _MAIN = "import sys; sys.path[:0] = sys.argv[2:]; import importlib; importlib.import_module(sys.argv[1]).main()"
 
@@ -60,7 +62,7 @@ class Worker:
 
     Args:
         start: The `start` message.
-        backend: Which interpreter it runs.
+        main: Its main module.
 
     Attributes:
         layers: What holds it, by its own account before it saw any program; see `layers.Report`.
@@ -69,11 +71,11 @@ class Worker:
         ExecutorError: The process cannot be started or does not get ready; the message has what it wrote.
     """
 
-    def __init__(self, start: Mapping[str, Any], backend: Backend) -> None:
+    def __init__(self, start: Mapping[str, Any], main: str = MAIN_MODULE) -> None:
         # -S -s -P and a path of our own keep site packages' start-up code out; -I would make Python ignore the fixed
         # PYTHONHASHSEED, and with it the iteration order of sets would differ from worker to worker.
         options = ["-S", "-s", "-P", "-B", "-W", "ignore"]
-        command = [sys.executable, *options, "-c", _MAIN, backend.module, *_import_path(backend)]
+        command = [sys.executable, *options, "-c", _MAIN, main, *_import_path(main)]
         environment = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"}
         try:
             self.process = subprocess.Popen(
@@ -103,7 +105,7 @@ class Worker:
         self._readable.register(self._out, select.POLLIN)
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
-            self.send({**start, "system_calls": backend.system_calls}, deadline)
+            self.send(start, deadline)
             ready = self.receive(deadline)
             if ready.get("type") != "ready" or not isinstance(ready.get("layers"), dict):
                 raise WorkerGone("its first message is not `ready`")
@@ -218,12 +220,12 @@ class Worker:
             raise WorkerTimeout
 
 
-def _import_path(backend: Backend) -> list[str]:
-    """Returns the folders that the worker imports this package and those of the backend from."""
+def _import_path(main: str) -> list[str]:
+    """Returns the folders that the worker imports its main module, this package and RestrictedPython from."""
     paths = [Path(rpl.__file__).resolve().parents[1]]
-    for package in backend.packages:
+    for package in ("RestrictedPython", main.partition(".")[0]):
         found = importlib.util.find_spec(package)
         if found is None or found.origin is None:
-            raise ExecutorError(f"{package} is not installed; run: {backend.install}")
+            raise ExecutorError(f"{package} is not installed; run: pip install 'RestrictedPython>=9.0,<10'")
         paths.append(Path(found.origin).resolve().parents[found.submodule_search_locations is not None])
     return list(dict.fromkeys(map(str, paths)))

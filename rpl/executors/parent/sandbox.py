@@ -1,4 +1,4 @@
-"""The executors that run programs in sandboxed worker processes and serve their primitives from a library.
+"""The executor that runs programs in sandboxed worker processes and serves their primitives from a library.
 
 Model-written programs are hostile code. Four layers stand between one and the machine, each tested alone:
 
@@ -38,11 +38,10 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rpl.core.errors import ConfigError, ExecutorError
 from rpl.core.records import Trace
-from rpl.executors.backend import RESTRICTED, Backend
 from rpl.executors.base import ExecutionLimits, Executor, TokenCounter
 from rpl.executors.isolation.layers import unknown
 from rpl.executors.parent.observation import build_observation
@@ -61,7 +60,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 def count_words(text: str) -> int:
-    """Counts words and punctuation marks: the token counter until `RestrictedExecutor.connect` sets a real one.
+    """Counts words and punctuation marks: the token counter until `SandboxExecutor.connect` sets a real one.
 
     >>> count_words("[p1] Lyon: a city.")
     8
@@ -70,7 +69,7 @@ def count_words(text: str) -> int:
 
 
 class SandboxExecutor(Executor):
-    """Runs programs in sandboxed worker processes; a subclass says which interpreter they run.
+    """Runs programs in sandboxed worker processes: CPython behind the grammar and RestrictedPython's guards.
 
     Args:
         limits: Budgets of each program.
@@ -79,9 +78,6 @@ class SandboxExecutor(Executor):
         require_layers: Layers of `layers.LAYERS` without which nothing runs; one that is missing here and not required
             is named in a log line.
     """
-
-    backend: ClassVar[Backend]
-    """The interpreter."""
 
     def __init__(
         self,
@@ -108,7 +104,7 @@ class SandboxExecutor(Executor):
             "memory_mb": limits.memory_mb,
             "limits": {name: asdict(limits)[name] for name in ("calls", "passages", "fuel", "source_chars")},
         }
-        self._pool = WorkerPool(start, workers, RECYCLE_AFTER, self.backend, require_layers)
+        self._pool = WorkerPool(start, workers, RECYCLE_AFTER, require_layers)
         self._crew = Crew(workers, self._pool.refill)
         weakref.finalize(self, _close, self._crew, self._pool)
 
@@ -161,12 +157,6 @@ class SandboxExecutor(Executor):
             fuel=session.fuel,
             seconds=seconds,
         )
-
-
-class RestrictedExecutor(SandboxExecutor):
-    """Runs programs in CPython behind the grammar and RestrictedPython's guards; see `SandboxExecutor`."""
-
-    backend = RESTRICTED
 
 
 class _Run(Task[Trace]):

@@ -44,6 +44,8 @@ class Session:
     look_at: float = float("inf")
     _known: dict[str, Passage] = field(default_factory=dict)
     _fetched: int = 0
+    _line: list[str] = field(default_factory=list)
+    _prints: int = 0
     _chars: int = 0
     _ids: int = 0
     _deadline: float = float("inf")
@@ -69,6 +71,7 @@ class Session:
         except RetrieverError as error:
             self.infra_error = f"retrieval failed: {error}"
             self.retire = True
+        self._end_line()
 
     def give_up(self) -> bool:
         """Settles the run from outside if the library has not answered in time; its own thread then ends in `_resume`.
@@ -86,6 +89,7 @@ class Session:
             self.infra_error = f"retrieval failed: {error}"
         except WorkerTimeout:
             self._run_out()
+        self._end_line()
         return True
 
     def _run_out(self) -> None:
@@ -155,19 +159,31 @@ class Session:
         for entry in journal:
             match entry:
                 case {"text": str(text), **more} if not more:
-                    self._print(clean(text), len(text))
+                    self._count_print(len(text))
+                    self._line.append(clean(text))
+                    self._end_line()
+                case {"part": str(text), **more} if not more:
+                    self._count_print(len(text))
+                    self._line.append(clean(text))
                 case {"passage": str(identifier), **more} if not more and identifier in self._known:
-                    self._print(self._known[identifier], 0)
+                    self._count_print(0)
+                    self._end_line()
+                    self.items.append(self._known[identifier])
                 case {"call": str(name), "args": args, "result_ids": ids, "line": line, **more} if not more:
                     self._note(name, args, ids, line)
                 case _:
                     raise WorkerGone("its journal is malformed")
 
-    def _print(self, item: Passage | str, chars: int) -> None:
+    def _count_print(self, chars: int) -> None:
         self._chars += chars
-        if len(self.items) >= MAX_PRINTED_ITEMS or self._chars > MAX_PRINTED_CHARS:
+        self._prints += 1
+        if self._prints > MAX_PRINTED_ITEMS or self._chars > MAX_PRINTED_CHARS:
             raise WorkerGone("it printed more than it may")
-        self.items.append(item)
+
+    def _end_line(self) -> None:
+        if self._line:
+            self.items.append("".join(self._line))
+            self._line.clear()
 
     def _note(self, name: str, args: Any, ids: Any, line: Any) -> None:
         if name not in LOCAL:

@@ -21,9 +21,8 @@ from typing import Any
 from RestrictedPython import RestrictingNodeTransformer, compile_restricted_exec
 from RestrictedPython.transformer import IOPERATOR_TO_STR, copy_locations
 
-from rpl.core.errors import ForbiddenConstruct, ProgramSyntaxError
+from rpl.core.errors import BudgetExceeded, ForbiddenConstruct, ProgramSyntaxError
 from rpl.executors.runtime.fuel import NODES_PER_UNIT
-from rpl.executors.runtime.reading import reading
 from rpl.programs.grammar import parse_tree
 
 FILENAME = "<program>"
@@ -278,14 +277,17 @@ def compile_program(source: str, max_chars: int) -> Compiled:
         ProgramSyntaxError: It is not Python.
         ForbiddenConstruct: It is outside the program language.
     """
-    with reading(source, max_chars):
+    if len(source) > max_chars:
+        raise BudgetExceeded("source", f"the program has {len(source):,} characters; the limit is {max_chars:,}")
+    try:
         program, tree = parse_tree(source)
         lines = tuple(node.lineno for node in _located(tree))
-        try:
-            code = _compile(program.source)
-        except _RefusedNode as error:
-            line = None if error.node is None else lines[error.node - 1]
-            raise (ProgramSyntaxError if error.syntax else ForbiddenConstruct)(error.message, line) from None
+        code = _compile(program.source)
+    except (RecursionError, MemoryError):
+        raise ProgramSyntaxError("the program is nested too deeply") from None
+    except _RefusedNode as error:
+        line = None if error.node is None else lines[error.node - 1]
+        raise (ProgramSyntaxError if error.syntax else ForbiddenConstruct)(error.message, line) from None
     return Compiled(code, lines)
 
 

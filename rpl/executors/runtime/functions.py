@@ -32,10 +32,10 @@ class Builtins:
 
     Args:
         guards: The guards of the run.
-        printer: What `print` calls with the values and the separator.
+        printer: What `print` calls with the values, the separator and the end.
     """
 
-    def __init__(self, guards: Guards, printer: Callable[[tuple[Any, ...], str], None]) -> None:
+    def __init__(self, guards: Guards, printer: Callable[[tuple[Any, ...], str, str], None]) -> None:
         self.guards = guards
         self.fuel = guards.fuel
         self.printer = printer
@@ -46,9 +46,12 @@ class Builtins:
         return {name: getattr(self, f"_{name}") for name in BUILTINS}
 
     def _print(self, *values: Any, sep: Any = " ", end: Any = None) -> None:
-        """Prints values; every call is one or more items of the observation, so `end` has no effect."""
         self.fuel.burn(1 + len(values) // _WIDE)
-        self.printer(values, " " if sep is None else _text_argument("sep", sep))
+        self.printer(
+            values,
+            " " if sep is None else _text_argument("sep", sep),
+            "\n" if end is None else _text_argument("end", end),
+        )
 
     def _len(self, value: Any, /) -> int:
         self.fuel.burn()

@@ -51,8 +51,8 @@ class Host(ABC):
         """Notes a call that was computed in the worker."""
 
     @abstractmethod
-    def print_text(self, text: str) -> None:
-        """Emits a printed text."""
+    def print_text(self, text: str, ends: bool = True) -> None:
+        """Emits a printed text; one that does not end its line is continued by the next text."""
 
     @abstractmethod
     def print_passage(self, passage: Passage) -> None:

@@ -49,7 +49,8 @@ class Printer:
     """Turns `print` calls into printed items and bounds their volume.
 
     Passages, alone or in lists that hold nothing else, become items of their own; other values of the same call are
-    joined to a text, as Python would print it.
+    joined to a text, as Python would print it. A text that does not end in a line break (`end=' '`) is continued by the
+    next one; a passage always has lines of its own.
     """
 
     def __init__(self, host: Host, fuel: Fuel) -> None:
@@ -58,8 +59,8 @@ class Printer:
         self.chars = 0
         self.items = 0
 
-    def __call__(self, values: tuple[Any, ...], sep: str) -> None:
-        """Prints the values of one call."""
+    def __call__(self, values: tuple[Any, ...], sep: str, end: str) -> None:
+        """Prints the values of one call, then `end`."""
         texts: list[str] = []
         for value in values:
             passages = _only_passages(value)
@@ -72,13 +73,20 @@ class Printer:
                 self._count(len(passage_line(passage)))
                 self.host.print_passage(passage)
         if texts or not values:
-            self._flush(texts or [""], sep)
+            self._flush(texts or [""], sep, end)
+            return
+        rest = end.removeprefix("\n")  # the break after a passage is there already
+        if rest.strip() or "\n" in rest:
+            self._flush([""], sep, rest)
 
-    def _flush(self, texts: list[str], sep: str) -> None:
-        if texts:
-            self._count(sum(map(len, texts)) + len(sep) * (len(texts) - 1))
-            self.host.print_text(sep.join(texts))
-            texts.clear()
+    def _flush(self, texts: list[str], sep: str, end: str = "\n") -> None:
+        if not texts:
+            return
+        self._count(sum(map(len, texts)) + len(sep) * (len(texts) - 1) + len(end))
+        text = sep.join(texts) + end.removesuffix("\n")
+        if text or end:
+            self.host.print_text(text, ends=end.endswith("\n"))
+        texts.clear()
 
     def _count(self, chars: int) -> None:
         self.chars += chars

@@ -57,9 +57,9 @@ class PipeHost(Host):
         ids = [p.id for p in results]
         self.journal.append({"call": name, "args": args, "result_ids": ids, "line": self.line()})
 
-    def print_text(self, text: str) -> None:
+    def print_text(self, text: str, ends: bool = True) -> None:
         """See `Host.print_text`."""
-        self.journal.append({"text": text})
+        self.journal.append({"text" if ends else "part": text})
 
     def print_passage(self, passage: Passage) -> None:
         """See `Host.print_passage`."""
@@ -73,7 +73,7 @@ class PipeHost(Host):
 
 
 def _give_up(start: Start) -> Report:
-    return harden(start["memory_mb"], start["system_calls"])
+    return harden(start["memory_mb"])
 
 
 def serve(
@@ -113,5 +113,5 @@ def serve(
 
 
 def main() -> None:
-    """The main module of workers that run programs in restricted CPython."""
+    """The main module of worker processes."""
     serve(run_program)
