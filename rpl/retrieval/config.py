@@ -60,8 +60,8 @@ class LibraryConfig:
     index_dir: str | None = None
     """Where the index of a corpus file is kept; `None` keeps it in the cache folder, keyed by content and settings."""
     bm25: KeywordEngine | str = "bm25s"
-    """Engine of keyword search: `bm25s`, `lucene` (through pyserini), `milvus`, `memory` (an exact, slow reference), or
-    a `class_path`."""
+    """Engine of keyword search: `bm25s`, `lucene` (through pyserini), `memory` (an exact, slow reference), or a
+    `class_path`."""
     bm25_k1: float = 0.9
     """Term-frequency saturation, at least 0 (0.9 as in Pyserini)."""
     bm25_b: float = 0.4

@@ -35,7 +35,6 @@ KEYWORD_ENGINES = {
     "bm25s": "rpl.retrieval.keyword.bm25.BM25S",
     "memory": "rpl.retrieval.keyword.memory.Memory",
     "lucene": "rpl.retrieval.keyword.lucene.Lucene",
-    "milvus": "rpl.retrieval.keyword.milvus_keyword.MilvusKeyword",
 }
 """Short names that `library.bm25` accepts."""
 
@@ -48,6 +47,20 @@ DENSE_INDEXES = {
     "milvus": "rpl.retrieval.dense.milvus_dense.MilvusDense",
 }
 """Short names that `library.dense_index` accepts."""
+
+_GONE = {"bm25": "milvus"}
+"""Engines that are no more, by the key that named them."""
+
+_MOVED = {
+    "rpl.retrieval.bm25": "rpl.retrieval.keyword.bm25",
+    "rpl.retrieval.memory": "rpl.retrieval.keyword.memory",
+    "rpl.retrieval.lucene": "rpl.retrieval.keyword.lucene",
+    "rpl.retrieval.faiss_indexes": "rpl.retrieval.dense.faiss_indexes",
+    "rpl.retrieval.milvus_dense": "rpl.retrieval.dense.milvus_dense",
+    "rpl.retrieval.rerank": "rpl.retrieval.rerank.rerankers",
+    "rpl.retrieval.yes_no": "rpl.retrieval.rerank.yes_no",
+}
+"""Modules of engines that have moved: manifests and YAML files of earlier versions name them."""
 
 _ALIASES = {**{path: name for name, path in KEYWORD_ENGINES.items()}, **{p: n for n, p in DENSE_INDEXES.items()}}
 
@@ -250,6 +263,8 @@ def make(key: str, value: Any, base: type[T], names: Mapping[str, str]) -> T:
     check_name(key, value, base, names)
     spec: dict[str, Any] = {"class_path": names.get(value, value)} if isinstance(value, str) else {**value}
     path, arguments = str(spec.get("class_path")), dict(spec.get("init_args") or {})
+    if current_path(path) != path:
+        raise ConfigError(f"library.{key}: {path} is now {current_path(path)}; change the name")
     module, _, name = path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
@@ -268,12 +283,26 @@ def make(key: str, value: Any, base: type[T], names: Mapping[str, str]) -> T:
         raise ConfigError(f"library.{key}: {name} cannot be made from {arguments}: {error}") from error
 
 
+def current_path(path: str) -> str:
+    """Returns the class path of an engine that may be named as it was in an earlier version.
+
+    >>> current_path("rpl.retrieval.faiss_indexes.HNSW")
+    'rpl.retrieval.dense.faiss_indexes.HNSW'
+    """
+    module, _, name = path.rpartition(".")
+    return f"{_MOVED.get(module, module)}.{name}"
+
+
 def check_name(key: str, value: Any, base: type, names: Mapping[str, str]) -> None:
     """Checks what can be checked without importing an engine.
 
     Raises:
         ConfigError: The value is neither a short name nor a class.
     """
+    text = value if isinstance(value, str) else str(value.get("class_path")) if isinstance(value, Mapping) else ""
+    gone = _GONE.get(key)
+    if gone is not None and (text == gone or f".{gone}_" in text):
+        raise ConfigError(f"library.{key}: {gone} is no longer offered; use one of {', '.join(names)}")
     if isinstance(value, base | Mapping) or (isinstance(value, str) and (value in names or _dotted(value))):
         return
     if isinstance(value, str) and "class_path" in value:

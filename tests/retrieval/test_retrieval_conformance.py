@@ -16,7 +16,7 @@ from rpl.retrieval.engines import dense_index, keyword_engine
 from rpl.retrieval.keyword.lucene import LuceneRetriever
 from rpl.retrieval.rerank.rerankers import LateInteractionReranker
 
-KEYWORD = ["bm25s", "memory", "milvus keyword", pytest.param("lucene", marks=pytest.mark.java)]
+KEYWORD = ["bm25s", "memory", pytest.param("lucene", marks=pytest.mark.java)]
 DENSE = {
     "flat": ("flat", "float32"),
     "flat float16": ("flat", "float16"),
@@ -61,7 +61,7 @@ def retriever(request, corpus, tmp_path_factory):
     if request.param in DENSE:
         retriever = build_dense(*DENSE[request.param], corpus, folder)
     else:
-        retriever = build_keyword(request.param.split()[0], corpus, folder)
+        retriever = build_keyword(request.param, corpus, folder)
     yield retriever
     getattr(retriever, "close", lambda: None)()
 
@@ -152,7 +152,7 @@ def test_a_broken_encoder_is_an_infrastructure_fault(retriever, monkeypatch):
 
 
 def test_a_broken_index_is_an_infrastructure_fault(retriever, monkeypatch):
-    inner = next(n for n in ("_index", "index", "_searcher", "_collection", "_postings") if hasattr(retriever, n))
+    inner = next(n for n in ("_index", "index", "_searcher", "_postings") if hasattr(retriever, n))
     monkeypatch.setattr(retriever, inner, None)
     with pytest.raises(RetrieverError):
         retriever.search(["castle"], 5)

@@ -250,3 +250,37 @@ def test_a_damaged_dense_index_is_noticed(corpus_file, tmp_path):
     (index / "dense" / "index.faiss").write_bytes(b"rubbish")
     with pytest.raises(DataError, match=r"index\.faiss: 7 bytes instead of"):
         load_index(index, config)
+
+
+@pytest.mark.parametrize("value", ["milvus", {"class_path": "rpl.retrieval.milvus_keyword.MilvusKeyword"}])
+def test_milvus_no_longer_serves_keyword_search(corpus_file, tmp_path, value):
+    with pytest.raises(ConfigError, match=r"library\.bm25: milvus is no longer offered; use one of bm25s, memory"):
+        LibraryConfig(bm25=value)
+    index = build_index(corpus_file, tmp_path / "index", LibraryConfig())
+    rewrite_settings(index, bm25=value)
+    with pytest.raises(ConfigError, match=r"the index .* was built with bm25 .*no longer offered.*build it again"):
+        load_index(index, LibraryConfig())
+
+
+def test_an_index_names_its_engines_as_an_earlier_version_did(corpus_file, tmp_path):
+    built = LibraryConfig(dense=True, encoder="hash", dense_index=HNSW(neighbours=8))
+    index = build_index(corpus_file, tmp_path / "index", built)
+    settings = {"neighbours": 8, "build_effort": 200, "storage": "float32"}
+    rewrite_settings(index, dense_index={"class_path": "rpl.retrieval.faiss_indexes.HNSW", "init_args": settings})
+    assert load_index(index, LibraryConfig(dense=True, encoder="hash")).config.dense_index == HNSW(neighbours=8)
+    assert load_index(index, built).config.dense_index == HNSW(neighbours=8)
+    with pytest.raises(ConfigError, match="was built with"):
+        load_index(index, replace(built, dense_index=HNSW(neighbours=9)))
+
+
+def test_a_config_that_names_an_engine_as_an_earlier_version_did_is_told_the_new_name():
+    with pytest.raises((ConfigError, ValueError), match=r"faiss_indexes\.HNSW is now rpl\.retrieval\.dense\.faiss_ind"):
+        parse("--environment.library.dense_index", "{class_path: rpl.retrieval.faiss_indexes.HNSW}")
+    with pytest.raises(ConfigError, match=r"yes_no\.YesNo is now rpl\.retrieval\.rerank\.yes_no\.YesNo"):
+        rerank_engine(LibraryConfig(reranker="{class_path: rpl.retrieval.yes_no.YesNo}"))
+
+
+def rewrite_settings(index, **settings):
+    manifest = json.loads((index / "manifest.json").read_text())
+    manifest["settings"] |= settings
+    (index / "manifest.json").write_text(json.dumps(manifest))

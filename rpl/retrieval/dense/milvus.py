@@ -1,4 +1,4 @@
-"""What both Milvus engines share: a connection, and collections that are made whole or not at all.
+"""A connection to Milvus, and collections of vectors that are made whole or not at all.
 
 Without a `uri` the collection lives in a file of the index folder (Milvus Lite, embedded in this process, which one
 process at a time can open). With one it lives on that server or cluster, and the index folder only names it: a folder
@@ -127,8 +127,7 @@ class Collection:
 def build_collection(
     settings: MilvusSettings,
     folder: Path,
-    vector_type: str,
-    dim: int | None,
+    dim: int,
     batches: Iterable[tuple[int, Sequence[Any]]],
 ) -> None:
     """Makes a collection; one that is not finished is dropped again.
@@ -136,8 +135,7 @@ def build_collection(
     Args:
         settings: Where to make it and how to index it.
         folder: Gets the file that names it, and the collection itself where `settings.uri` is `None`.
-        vector_type: Milvus' name of the vectors' type.
-        dim: Length of a vector; `None` for sparse ones.
+        dim: Length of a vector.
         batches: Place of the first row, and the rows.
 
     Raises:
@@ -148,7 +146,7 @@ def build_collection(
     client = _connect(settings, folder)
     done = False
     try:
-        _call("create", lambda: _create(client, name, settings, vector_type, dim))
+        _call("create", lambda: _create(client, name, settings, dim))
         for start, rows in batches:
             records = [{_PLACE: start + i, _VECTOR: row} for i, row in enumerate(rows)]
             _call("insert", partial(client.insert, name, records, timeout=settings.timeout_s))
@@ -161,13 +159,12 @@ def build_collection(
     write_json(folder / NAME_FILE, {"collection": name})
 
 
-def _create(client: Any, name: str, settings: MilvusSettings, vector_type: str, dim: int | None) -> None:
+def _create(client: Any, name: str, settings: MilvusSettings, dim: int) -> None:
     from pymilvus import DataType
 
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field(_PLACE, DataType.INT64, is_primary=True)
-    length = {} if dim is None else {"dim": dim}
-    schema.add_field(_VECTOR, getattr(DataType, vector_type), **length)
+    schema.add_field(_VECTOR, DataType.FLOAT_VECTOR, dim=dim)
     index = client.prepare_index_params()
     index.add_index(_VECTOR, index_type=settings.index_type, metric_type="IP", params=dict(settings.index_params))
     client.create_collection(

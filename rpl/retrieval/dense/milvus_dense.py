@@ -56,7 +56,7 @@ class MilvusDense(MilvusSettings, DenseIndex):
 
     def build(self, embeddings: NDArray[Any], folder: Path) -> None:
         """Inserts all rows; see `DenseIndex.build`."""
-        build_collection(self, folder, "FLOAT_VECTOR", embeddings.shape[1], _batches(embeddings))
+        build_collection(self, folder, embeddings.shape[1], _batches(embeddings))
 
     def load(self, embeddings: NDArray[Any], folder: Path) -> VectorIndex:
         """Opens the collection; see `DenseIndex.load`."""

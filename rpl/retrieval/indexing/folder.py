@@ -1,6 +1,6 @@
 """Index folders: built part by part in a work folder beside, tested, renamed into place, and checked at every load.
 
-A folder holds `corpus/`, the keyword index in `bm25/` (or `lucene/`, `milvus/`), `links/`, where dense search is on
+A folder holds `corpus/`, the keyword index in `bm25/` (or `lucene/`), `links/`, where dense search is on
 `embeddings.npy` and what its index needs besides them in `dense/`, and `manifest.json`.
 
 A build that was killed leaves its work folder, and the next build of that index goes on from it. Parts with equal keys

@@ -21,6 +21,7 @@ from rpl.retrieval.engines import (
     KEYWORD_ENGINES,
     DenseIndex,
     KeywordEngine,
+    current_path,
     dense_index,
     describe,
     keyword_engine,
@@ -104,7 +105,10 @@ def reconcile(config: LibraryConfig, manifest: Manifest, folder: Path) -> Librar
                 f"library.{name} is {wanted!r} but the index {folder} was built with {built!r}; "
                 "change the setting or build another index"
             )
-        adopted[name] = _restored(name, built)
+        try:
+            adopted[name] = _restored(name, built)
+        except ConfigError as error:
+            raise ConfigError(f"the index {folder} was built with {name} {built!r}: {error}; {REBUILD}") from error
     return replace(config, **adopted)
 
 
@@ -147,6 +151,9 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(**data)
     except TypeError as error:
         raise DataError(f"{path}: damaged ({error}); {REBUILD}") from error
+    for value in manifest.settings.values():
+        if isinstance(value, dict) and "class_path" in value:
+            value["class_path"] = current_path(str(value["class_path"]))
     if manifest.tokenizer != TOKENIZER_VERSION:
         raise DataError(f"{path}: made by tokeniser {manifest.tokenizer}, now {TOKENIZER_VERSION}; {REBUILD}")
     for name, expected in manifest.files.items():

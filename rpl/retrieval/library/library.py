@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
+
+from cachetools import LRUCache
 
 from rpl.core.errors import PrimitiveError, ProgramError, RetrieverError
 from rpl.core.files import digest
@@ -26,7 +29,6 @@ from rpl.retrieval.canary import canary_sample
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.library.arguments import DEFAULT_K, MAX_RERANK, PARAMETERS, SEARCHES, check_arguments
 from rpl.retrieval.library.batching import MicroBatcher
-from rpl.retrieval.library.cache import LRUCache
 from rpl.retrieval.library.counting import CallCounter
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ class Library(ABC):
 
     def __init__(self, fingerprint: str, cache_size: int = 50_000) -> None:
         self.fingerprint = fingerprint
-        self.cache: LRUCache[tuple[Passage, ...]] = LRUCache(cache_size)
+        self.cache: LRUCache[tuple[str, ...], tuple[Passage, ...]] = LRUCache(cache_size)
+        self.cache_lock = threading.Lock()
         self.counter = CallCounter()
         """What became of the calls so far."""
 
@@ -146,7 +149,8 @@ class Library(ABC):
                 outcomes[number] = error
                 continue
             key = (self.fingerprint, name, json.dumps(checked, sort_keys=True))
-            found = self.cache.get(key)
+            with self.cache_lock:
+                found = self.cache.get(key)
             if found is None:
                 missing.append((number, key, (name, checked)))
             else:
@@ -155,8 +159,9 @@ class Library(ABC):
         for (number, key, (name, _)), outcome in zip(missing, self._ask([c for *_, c in missing]), strict=True):
             if isinstance(outcome, CallResult):
                 self.counter.add(name, outcome.status)
-                if outcome.passages:
-                    self.cache.put(key, outcome.passages)
+                if outcome.passages and self.cache.maxsize:
+                    with self.cache_lock:
+                        self.cache[key] = outcome.passages
             else:
                 self.counter.add(name, "refused" if isinstance(outcome, ProgramError) else "failed")
             outcomes[number] = outcome
@@ -177,7 +182,8 @@ class Library(ABC):
 
     def close(self) -> None:
         """Frees caches and backends; the library must not be called afterwards."""
-        self.cache.clear()
+        with self.cache_lock:
+            self.cache.clear()
 
     def __enter__(self) -> Library:
         return self

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from rpl.core.errors import RetrieverError
@@ -19,7 +20,6 @@ from rpl.retrieval.corpus.corpus import contents
 from rpl.retrieval.dense.encoders import Encoder, default_batch_size, load_sentence_model, mixed_precision
 from rpl.retrieval.dense.search import SCORE_DECIMALS
 from rpl.retrieval.engines import RerankEngine
-from rpl.retrieval.library.cache import LRUCache
 
 if TYPE_CHECKING:
     from rpl.retrieval.config import LibraryConfig
@@ -38,8 +38,9 @@ class LateInteractionReranker(Reranker):
 
     def __init__(self, encoder: Encoder, cache_mb: int = 256) -> None:
         self.encoder = encoder
-        # Weights are counted in KiB.
-        self._tokens: LRUCache[NDArray[np.float16]] = LRUCache(cache_mb * 1024)
+        self._tokens: LRUCache[str, NDArray[np.float16]] = LRUCache(
+            cache_mb << 20, getsizeof=lambda array: array.nbytes
+        )
 
     def rerank(self, query: str, passages: Sequence[Passage]) -> list[Passage]:
         """Returns the passages by falling score; see `Reranker.rerank`."""
@@ -67,7 +68,8 @@ class LateInteractionReranker(Reranker):
             for passage, vectors in zip(missing, fresh, strict=True):
                 half = vectors.astype(np.float16)
                 known[passage.id] = half
-                self._tokens.put(passage.id, half, weight=max(1, half.nbytes // 1024))
+                if half.nbytes <= self._tokens.maxsize:
+                    self._tokens[passage.id] = half
         return [known[p.id] for p in passages]
 
 

@@ -213,7 +213,7 @@ def test_the_reference_backend(corpus_file):
         ({"corpus": ""}, r"library\.corpus is empty"),
         (
             {"bm25": "elastic"},
-            r"library\.bm25 must be one of bm25s, memory, lucene, milvus, or a class_path; got 'elastic'",
+            r"library\.bm25 must be one of bm25s, memory, lucene, or a class_path; got 'elastic'",
         ),
         ({"bm25_b": 1.5}, r"library\.bm25_b must be in \[0, 1\], got 1\.5"),
         ({"bm25_k1": -1.0}, r"library\.bm25_k1 must be at least 0"),

@@ -6,9 +6,11 @@ import pytest
 from rpl.core.errors import PrimitiveError, RetrieverError
 from rpl.retrieval.base import MAX_K, Retriever
 from rpl.retrieval.corpus.corpus import Corpus
+from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.library.counting import CallCounts
 from rpl.retrieval.library.faults import FaultInjection
 from rpl.retrieval.library.library import MAX_QUERY_CHARS, MAX_RERANK, LocalLibrary
+from rpl.retrieval.rerank.rerankers import LateInteractionReranker
 
 
 class Flaky(Retriever):
@@ -68,10 +70,10 @@ def test_k_defaults_to_ten(keyword_library):
     ],
 )
 def test_faults_of_programs(library, name, args, message):
-    before = library.cache.statistics
+    before = len(library.cache)
     with pytest.raises(PrimitiveError, match=message):
         library.call(name, args)
-    assert library.cache.statistics == before
+    assert len(library.cache) == before
 
 
 def test_rerank_has_a_limit():
@@ -97,7 +99,27 @@ def test_repeated_calls_come_from_the_cache(library):
     for other in ({"query": "river bridge", "k": 4}, {"query": "River bridge", "k": 5}):
         assert not library.call("dense", other).cached
     assert not library.call("bm25", {"query": "river bridge", "k": 5}).cached
-    assert (library.cache.statistics.hits, library.cache.statistics.misses) == (1, 4)
+    assert (library.counter.total.cached, library.counter.total.ok) == (1, 5)
+
+
+def test_the_cache_forgets_what_was_used_least_recently_and_may_be_off(corpus, retrievers):
+    library = LocalLibrary(corpus, retrievers["bm25s"], cache_size=2)
+    cached = [
+        library.call("bm25", {"query": q}).cached for q in ("river", "castle", "river", "king", "river", "castle")
+    ]
+    assert cached == [False, False, True, False, True, False]
+    off = LocalLibrary(corpus, retrievers["bm25s"], cache_size=0)
+    assert [off.call("bm25", {"query": "river"}).cached for _ in range(2)] == [False, False]
+
+
+def test_the_cache_of_token_vectors_keeps_within_its_memory(corpus):
+    reranker = LateInteractionReranker(HashEncoder(), cache_mb=1)
+    passages = list(corpus)
+    first = reranker.rerank("river", passages[:50])
+    assert 0 < reranker._tokens.currsize <= 1 << 20
+    none = LateInteractionReranker(HashEncoder(), cache_mb=0)
+    assert none.rerank("river", passages[:50]) == first
+    assert none._tokens.currsize == 0
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), RetrieverError("boom"), KeyError("boom"), MemoryError("boom")])
@@ -257,9 +279,9 @@ def test_several_calls_at_once_answer_like_one_after_the_other(library):
 
 def test_canary_queries_pass_the_cache_and_are_not_counted(library):
     library.call("bm25", {"query": "river", "k": 2})
-    before = library.counter.total, library.cache.statistics
+    before = library.counter.total, len(library.cache)
     assert len(library.ask("bm25", {"query": "river", "k": 2})) == 2
-    assert (library.counter.total, library.cache.statistics) == before
+    assert (library.counter.total, len(library.cache)) == before
 
 
 @pytest.mark.parametrize("query", ["", " \n\t", "\u3000"])

@@ -1,4 +1,4 @@
-"""Milvus through Milvus Lite: whole libraries, folders, and failures."""
+"""Dense search with Milvus Lite: index folders and failures."""
 
 import json
 
@@ -9,12 +9,8 @@ from rpl.core.files import write_jsonl
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.dense import milvus
 from rpl.retrieval.dense.milvus_dense import MilvusDense
-from rpl.retrieval.engines import Analysis
 from rpl.retrieval.indexing.folder import build_index, load_index
 from rpl.retrieval.indexing.manifest import index_settings
-from rpl.retrieval.keyword.memory import MemoryBM25
-from rpl.retrieval.keyword.milvus_keyword import MilvusKeyword
-from rpl.retrieval.keyword.tokens import Tokenizer
 
 QUERIES = ["river bridge", "castle", "composer of the copper king", "garden garden valley", "Market 17 treaty"]
 
@@ -29,39 +25,21 @@ def _installed():
 def index(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("milvus")
     write_jsonl(folder / "corpus.jsonl", [{"id": p.id, "title": p.title, "text": p.text} for p in corpus])
-    config = LibraryConfig(bm25="milvus", dense=True, encoder="hash", dense_index="milvus")
+    config = LibraryConfig(dense=True, encoder="hash", dense_index="milvus")
     return build_index(folder / "corpus.jsonl", folder / "index", config)
 
 
-def test_an_index_folder_with_both(index, corpus, retrievers):
+def test_an_index_folder(index, corpus, retrievers):
     """The files of the database change while they are read: opening twice is the test that no manifest lists them."""
     listed = json.loads((index / "manifest.json").read_text())["files"]
-    assert {"milvus/milvus.json", "milvus/vocabulary.json", "dense/milvus.json"} <= set(listed)
+    assert "dense/milvus.json" in listed
     assert not any(milvus.LIVE_FOLDER in name for name in listed)
     for _ in range(2):
         loaded = load_index(index, LibraryConfig(dense=True, encoder="hash"))
         for query in QUERIES:
             wanted = retrievers["dense"].search([query], 10)[0]
             assert [p.id for p in loaded.dense.search([query], 10)[0]] == [p.id for p in wanted]
-        loaded.bm25.close()
         loaded.dense.close()
-
-
-@pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.5, 0.75)])
-def test_keyword_scores_are_those_of_the_reference(corpus, tmp_path, k1, b):
-    engine, analysis = MilvusKeyword(), Analysis(k1, b)
-    engine.build(corpus, tmp_path / "milvus", analysis)
-    retriever = engine.load(corpus, tmp_path / "milvus", analysis)
-    exact = MemoryBM25(corpus, Tokenizer(), k1, b)
-    other = MemoryBM25(corpus, Tokenizer(), k1, b + 0.001)
-    try:
-        for found, wanted, wrong in zip(*(r.search(QUERIES, 50) for r in (retriever, exact, other)), strict=True):
-            assert [p.id for p in found] == [p.id for p in wanted]
-            scores = [p.score for p in found]
-            assert scores == pytest.approx([p.score for p in wanted], rel=1e-5)
-            assert scores != pytest.approx([p.score for p in wrong], rel=1e-5)
-    finally:
-        retriever.close()
 
 
 def test_a_collection_of_another_size_is_refused(index, corpus):
@@ -83,7 +61,7 @@ def test_a_failed_build_leaves_no_collection(tmp_path):
         raise OSError("disk is gone")
 
     with pytest.raises(OSError, match="disk is gone"):
-        milvus.build_collection(MilvusDense(), tmp_path, "FLOAT_VECTOR", 2, batches())
+        milvus.build_collection(MilvusDense(), tmp_path, 2, batches())
     assert not (tmp_path / "milvus.json").exists()
     client = milvus._connect(MilvusDense(), tmp_path)
     assert client.list_collections() == []
@@ -92,12 +70,12 @@ def test_a_failed_build_leaves_no_collection(tmp_path):
 
 def test_rows_that_milvus_refuses(tmp_path):
     with pytest.raises(RetrieverError, match="Milvus failed to insert"):
-        milvus.build_collection(MilvusDense(), tmp_path, "FLOAT_VECTOR", 2, [(0, [[1.0, 0.0, 0.0]])])
+        milvus.build_collection(MilvusDense(), tmp_path, 2, [(0, [[1.0, 0.0, 0.0]])])
 
 
 def test_a_server_that_is_not_there(tmp_path):
     with pytest.raises(RetrieverError, match=r"Milvus failed to connect to http://127\.0\.0\.1:9"):
-        milvus.build_collection(MilvusDense(uri="http://127.0.0.1:9", timeout_s=0.5), tmp_path, "FLOAT_VECTOR", 2, [])
+        milvus.build_collection(MilvusDense(uri="http://127.0.0.1:9", timeout_s=0.5), tmp_path, 2, [])
 
 
 def test_settings(monkeypatch):
