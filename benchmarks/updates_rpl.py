@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.turns import Turns
 from rpl.core.records import Question, Rollout, Turn
-from rpl.modules.batching import MicroBatch
+from rpl.modules.batches.micro_batches import MicroBatch
 from rpl.modules.grpo import GRPOModule
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -20,11 +20,11 @@ from rpl.core.seeds import derive_seed
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.environment.void_rate import InfraGuard
 from rpl.executors.base import Executor
-from rpl.modules.batching import MicroBatch
+from rpl.modules.batches.logprobs import check_scorable, score_tokens
+from rpl.modules.batches.micro_batches import MicroBatch
+from rpl.modules.learning_rate import lr_factor
 from rpl.modules.ranks import RankWatch
-from rpl.modules.schedules import lr_factor
-from rpl.modules.scores import RolloutScores
-from rpl.modules.scoring import check_scorable, score_tokens
+from rpl.modules.rollout_metrics import RolloutMetrics
 from rpl.policy.loading import export_policy, load_policy
 from rpl.policy.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
 from rpl.policy.renderer import Renderer
@@ -42,7 +42,7 @@ class PolicyModule(LightningModule, ABC):
     """A policy that writes retrieval programs, with everything needed to run and evaluate it.
 
     Validation and test batches are lists of `Question`; each is answered greedily and scored as `val/em`, `val/f1`,
-    `val/evidence_recall` and so on (see `RolloutScores`), over all ranks, without padding. `predict` returns the
+    `val/evidence_recall` and so on (see `RolloutMetrics`), over all ranks, without padding. `predict` returns the
     rollouts as dictionaries.
 
     Args:
@@ -141,7 +141,7 @@ class PolicyModule(LightningModule, ABC):
         """Where their time went, and for how many tokens."""
         self.last_calls = CallCounts()
         """Calls of retrieval that they made on this rank, and what became of them."""
-        self.scores = RolloutScores()
+        self.scores = RolloutMetrics()
         self._guard, self._eval_guard = InfraGuard(max_void_rate), InfraGuard(max_void_rate if score_void else 0.0)
         self._given_executor: Executor | None = None
 

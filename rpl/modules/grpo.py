@@ -21,7 +21,8 @@ from rpl.core.records import Question, Rollout
 from rpl.core.seeds import derive_seed
 from rpl.credit.advantages import AdvantageKind, group_advantages
 from rpl.credit.rewards import check_reward, score
-from rpl.modules.batching import MicroBatch, TrainingSequence, from_rollout, split_evenly
+from rpl.modules.batches.logprobs import score_tokens
+from rpl.modules.batches.micro_batches import MicroBatch, TrainingSequence, from_rollout, split_evenly
 from rpl.modules.losses import (
     Aggregation,
     KLEstimator,
@@ -32,7 +33,6 @@ from rpl.modules.losses import (
     truncated_importance,
 )
 from rpl.modules.losses import normaliser as loss_normaliser
-from rpl.modules.scoring import score_tokens
 from rpl.modules.training import TrainingModule
 from rpl.policy.lora import adapters_off
 from rpl.rollouts.loop import RolloutRequest

@@ -1,10 +1,10 @@
-"""Log-probabilities, the clipped surrogate, KL estimators and cross-entropy. Pure functions on flat tokens.
+"""The clipped surrogate, KL estimators and cross-entropy. Pure functions on flat tokens.
 
 Everything is a *sum over trained tokens*, so that micro-batches add up to the same number however they are cut; the
 normaliser (tokens or sequences of the whole optimizer batch, over all ranks) comes from outside. An empty batch gives
 a zero that still has a graph, so that every rank can enter the same collectives.
 
-Shapes: N is the number of trained tokens of a micro-batch, H the hidden size, V the vocabulary.
+Shapes: N is the number of trained tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
-
-from rpl.core.errors import ConfigError
 
 Aggregation = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -25,80 +21,6 @@ KLGradient = Literal["plain", "ratio"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this magnitude before `exp`, so that one token cannot overflow."""
-
-
-def gather_trained(hidden: Tensor, loss_mask: Tensor) -> Tensor:
-    """Picks the hidden states that *predict* the trained tokens.
-
-    Args:
-        hidden: `(B, T, H)` last hidden states.
-        loss_mask: `(B, T)` bool, True where a token is trained on. The first column is never trained: nothing
-            predicts it.
-
-    Returns:
-        `(N, H)`, in row-major order of `loss_mask`.
-    """
-    return hidden[:, :-1][loss_mask[:, 1:]]
-
-
-def token_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    temperature: float = 1.0,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
-    entropy: Literal["none", "detached", "grad"] = "none",
-    chunk_tokens: int = 1024,
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of given tokens, with vocabulary-wide logits for at most `chunk_tokens` tokens at a time.
-
-    More than one chunk means that the logits of each are computed again in the backward pass instead of being kept,
-    so memory is bounded by one chunk whatever N is.
-
-    Args:
-        hidden: `(N, H)` hidden states that predict `targets`.
-        weight: `(V, H)` output embedding.
-        targets: `(N,)` token ids.
-        temperature: Logits are divided by it, as the sampler does; positive.
-        bias: `(V,)` output bias, if the model has one.
-        softcap: Logits are squashed to `softcap * tanh(logits / softcap)` first, for models that do so.
-        entropy: Whether to compute the entropy of the whole distribution, and whether with its gradient.
-        chunk_tokens: Tokens a chunk.
-
-    Returns:
-        Float32 log-probabilities and entropies in nats, both `(N,)`; entropies are zero when not asked for.
-
-    Raises:
-        ConfigError: `temperature` is not positive.
-    """
-    if not temperature > 0:
-        raise ConfigError(f"log-probabilities need a positive temperature, got {temperature}")
-
-    def one_chunk(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        logits = F.linear(h, weight, bias).float()
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
-        if temperature != 1.0:
-            logits = logits / temperature
-        logprobs = F.log_softmax(logits, dim=-1)
-        chosen = logprobs.gather(-1, t[:, None])[:, 0]
-        if entropy == "none":
-            return chosen, torch.zeros_like(chosen)
-        with torch.set_grad_enabled(entropy == "grad" and torch.is_grad_enabled()):
-            spread = -torch.linalg.vecdot(logprobs.exp(), logprobs)
-        return chosen, spread
-
-    if hidden.shape[0] <= chunk_tokens:
-        return one_chunk(hidden, targets)
-    parts = []
-    for h, t in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
-        if torch.is_grad_enabled():
-            parts.append(checkpoint(one_chunk, h, t, use_reentrant=False, preserve_rng_state=False))
-        else:
-            parts.append(one_chunk(h, t))
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
 def token_weights(loss_mask: Tensor, aggregation: Aggregation) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rpl.core.errors import DataError
-from rpl.modules.batching import MicroBatch, TrainingSequence
+from rpl.modules.batches.micro_batches import MicroBatch, TrainingSequence
 from rpl.modules.losses import LossOutput, cross_entropy_loss
 from rpl.modules.training import TrainingModule
 

@@ -12,9 +12,16 @@ import torch
 from rpl.core.errors import RPLError
 from rpl.core.progress import say
 from rpl.modules.base import PolicyModule
-from rpl.modules.batching import MicroBatch, TrainingSequence, collate, dummy_micro_batch, micro_batches, token_budget
+from rpl.modules.batches.micro_batches import (
+    MicroBatch,
+    TrainingSequence,
+    collate,
+    dummy_micro_batch,
+    micro_batches,
+    token_budget,
+)
+from rpl.modules.batches.shared_attention import can_share
 from rpl.modules.losses import LossOutput
-from rpl.modules.shared_attention import can_share
 from rpl.policy.sharding import clip_gradients, gradient_sync
 
 T = TypeVar("T")

@@ -106,7 +106,7 @@ class Costs:
 def describe_plan(schedule: Schedule, phases: Sequence[PhaseConfig], names: Sequence[str]) -> str:
     """Returns the lines that open a run: minutes a phase, memory, disk."""
     from rpl.estimate.shapes import peak_flops, shape_of
-    from rpl.modules.batching import token_budget
+    from rpl.modules.batches.micro_batches import token_budget
 
     mixed = schedule.dtype == "bfloat16"
     shape = shape_of(schedule.policy)

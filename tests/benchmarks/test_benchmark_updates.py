@@ -10,7 +10,7 @@ from benchmarks import updates
 from benchmarks.sides import Measured, SideError
 from benchmarks.updates_rpl import Prepared, records
 from benchmarks.workload import Shape, make
-from rpl.modules.batching import collate, from_rollout
+from rpl.modules.batches.micro_batches import collate, from_rollout
 
 
 @pytest.fixture(scope="module")

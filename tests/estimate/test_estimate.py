@@ -62,8 +62,8 @@ def kept_by_autograd(kind, mixed, packed, layers):
     """Bytes that autograd keeps when a micro-batch is scored, parameters apart, and the computed tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    from rpl.modules.batching import TrainingSequence, micro_batches
-    from rpl.modules.scoring import score_tokens
+    from rpl.modules.batches.logprobs import score_tokens
+    from rpl.modules.batches.micro_batches import TrainingSequence, micro_batches
 
     config, model_class = (LlamaConfig, LlamaForCausalLM) if kind == "llama" else (Qwen3Config, Qwen3ForCausalLM)
     dims = {"hidden_size": 144, "intermediate_size": 384, "num_attention_heads": 9, "num_key_value_heads": 3}

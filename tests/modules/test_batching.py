@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rpl.core.errors import ConfigError
 from rpl.core.records import Rollout, Turn
-from rpl.modules.batching import (
+from rpl.modules.batches.micro_batches import (
     TrainingSequence,
     collate,
     dummy_micro_batch,

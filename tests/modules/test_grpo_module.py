@@ -8,10 +8,10 @@ from module_fakes import PASSAGES, QUESTIONS, FakeExecutor, ListData, ListLoader
 
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.records import to_dict
-from rpl.modules.batching import TrainingSequence, collate, from_rollout
+from rpl.modules.batches.logprobs import score_tokens
+from rpl.modules.batches.micro_batches import TrainingSequence, collate, from_rollout
+from rpl.modules.batches.packing import pack_tokens
 from rpl.modules.grpo import GRPOModule, ScoredRollout
-from rpl.modules.packing import pack_tokens
-from rpl.modules.scoring import score_tokens
 from rpl.rollouts.loop import RolloutConfig
 
 
@@ -126,7 +126,7 @@ def test_a_wrong_packing_is_noticed_and_not_used(make_grpo, make_trainer, monkey
     plain = losses("plain")
     losses("shared")
     assert "packing" not in capsys.readouterr().err
-    monkeypatch.setattr("rpl.modules.batching.pack_tokens", wrong)
+    monkeypatch.setattr("rpl.modules.batches.micro_batches.pack_tokens", wrong)
     assert losses("shared") == plain
     assert "log-probabilities of packed and padded tokens differ" in capsys.readouterr().err
 

@@ -10,8 +10,8 @@ from test_policy_module import EXAMPLES
 
 from rpl.cli.main import main
 from rpl.core.errors import CheckpointError, ConfigError
-from rpl.modules.batching import TrainingSequence, micro_batches
-from rpl.modules.scoring import score_tokens
+from rpl.modules.batches.logprobs import score_tokens
+from rpl.modules.batches.micro_batches import TrainingSequence, micro_batches
 from rpl.policy.consolidate import read_checkpoint
 from rpl.policy.loading import export_policy, load_policy
 from rpl.policy.lora import LoRAConfig, adapters_off, add_lora, has_lora, linear_names

@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from rpl.core.errors import ConfigError
+from rpl.modules.batches.logprobs import gather_trained, token_logprobs
 from rpl.modules.losses import (
     cross_entropy_loss,
-    gather_trained,
     kl_penalty,
     normaliser,
     surrogate_loss,
-    token_logprobs,
     token_weights,
 )
 
@@ -76,7 +75,8 @@ def test_entropy_has_a_gradient_only_when_asked():
 def test_never_more_logits_than_a_chunk(monkeypatch):
     sizes = []
     original = torch.nn.functional.linear
-    monkeypatch.setattr("rpl.modules.losses.F.linear", lambda h, *a: sizes.append(h.shape[0]) or original(h, *a))
+    spy = lambda h, *a: sizes.append(h.shape[0]) or original(h, *a)  # noqa: E731
+    monkeypatch.setattr("rpl.modules.batches.logprobs.F.linear", spy)
     hidden = rand(10, 4).float().requires_grad_()
     token_logprobs(hidden, rand(9, 4).float(), torch.zeros(10, dtype=torch.long), chunk_tokens=4)[0].sum().backward()
     assert max(sizes) == 4

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpl.core.errors import ConfigError
-from rpl.modules import prefix_tree
-from rpl.modules.batching import TrainingSequence, collate, dummy_micro_batch, micro_batches
+from rpl.modules.batches import prefix_tree
+from rpl.modules.batches.logprobs import score_tokens
+from rpl.modules.batches.micro_batches import TrainingSequence, collate, dummy_micro_batch, micro_batches
+from rpl.modules.batches.packing import needed, pack_tokens, plan_packed
+from rpl.modules.batches.prefix_tree import MIN_SHARED
+from rpl.modules.batches.shared_attention import NAME, can_share
 from rpl.modules.losses import surrogate_loss, token_weights
-from rpl.modules.packing import needed, pack_tokens, plan_packed
-from rpl.modules.prefix_tree import MIN_SHARED
-from rpl.modules.scoring import score_tokens
-from rpl.modules.shared_attention import NAME, can_share
 from rpl.policy.loading import export_policy, load_policy
 from rpl.sampling.hf.slots import shared_length
 

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rpl.core.errors import ConfigError
-from rpl.modules.shared_attention import can_share
+from rpl.modules.batches.shared_attention import can_share
 from rpl.policy.attention import attention_kinds, gqa_attention
 from rpl.policy.loading import load_policy
 from rpl.sampling.hf.sampler import HFSampler

@@ -12,7 +12,7 @@ from typing import Any
 from rpl.core.errors import RPLError
 from rpl.estimate.shapes import from_source, peak_flops, shape_of
 from rpl.estimate.training import GIB, ModelShape, Part, Settings, Workload, memory, peaks, seconds
-from rpl.modules.batching import token_budget
+from rpl.modules.batches.micro_batches import token_budget
 
 OPTIMIZER_BYTES = {"Adam": 8, "AdamW": 8, "RMSprop": 4, "Adagrad": 4, "SGD": 0}
 """Bytes of state a trained parameter; other optimizers are taken for Adam."""

@@ -20,12 +20,12 @@ from torch import Tensor
 from rpl.core.errors import ConfigError
 from rpl.core.seeds import uniform
 from rpl.policy.attention import attention_kinds
-from rpl.sampling.draws import draw
 from rpl.sampling.hf.cache import Access, SlotCache
 from rpl.sampling.hf.precision import SamplingMode
 from rpl.sampling.hf.slots import SlotTable, shared_length, worthwhile
 from rpl.sampling.sampler import Completion, Sampler, SamplingParams
 from rpl.sampling.stopping import StopDetector, end_tokens
+from rpl.sampling.token_choice import draw
 from rpl.sampling.transcripts import Draft, Transcript, TranscriptSession
 
 CPU_PASS_TOKENS = 32

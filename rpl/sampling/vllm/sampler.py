@@ -19,8 +19,8 @@ from rpl.policy.weights import fingerprint, policy_weights
 from rpl.sampling.sampler import Completion, Sampler, SamplingParams
 from rpl.sampling.stopping import StopDetector, end_tokens
 from rpl.sampling.transcripts import Draft, Transcript, TranscriptSession
-from rpl.sampling.vllm.agreement import on_all_ranks, one_line, rank_and_world
 from rpl.sampling.vllm.backend import KEY, Backend, Deadline, ProbeAnswer, Request
+from rpl.sampling.vllm.collective import on_all_ranks, one_line, rank_and_world
 from rpl.sampling.vllm.probe import NEW_TOKENS, SEED, TEMPERATURE, mean_gap, model_logprobs, probe_ids
 
 T = TypeVar("T")

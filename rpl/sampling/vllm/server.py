@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from rpl.core.errors import ConfigError, SamplerError
-from rpl.sampling.vllm.agreement import one_line
 from rpl.sampling.vllm.backend import KEY, Backend, Deadline, ProbeAnswer, Request
+from rpl.sampling.vllm.collective import one_line
 
 SERVE = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
 """How a server has to be started."""

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rpl.core.errors import ConfigError
-from rpl.modules.batching import TrainingSequence, collate, micro_batches
+from rpl.modules.batches.logprobs import check_scorable, score_tokens
+from rpl.modules.batches.micro_batches import TrainingSequence, collate, micro_batches
 from rpl.modules.losses import surrogate_loss, token_weights
-from rpl.modules.scoring import check_scorable, score_tokens
 from rpl.policy.loading import load_policy
 
 

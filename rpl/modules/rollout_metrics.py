@@ -29,7 +29,7 @@ _EVIDENCE = {
 _MEANS = ("turns", "calls", "printed_tokens", "completion_tokens", "invalid_rate", "program_error_rate")
 
 
-class RolloutScores(nn.Module):
+class RolloutMetrics(nn.Module):
     """EM, F1, evidence, cost and failure rates over questions; void rollouts count only in `void_rate`."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rpl.modules.packing import Bucket, Layout
+from rpl.modules.batches.packing import Bucket, Layout
 from rpl.policy.attention import attention_kinds, grouped_attention
 
 NAME = "rpl_shared"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rpl.core.errors import ConfigError
-from rpl.modules.prefix_tree import PackedSize, segments
+from rpl.modules.batches.prefix_tree import PackedSize, segments
 
 
 @dataclass(frozen=True, slots=True)

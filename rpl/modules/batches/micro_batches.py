@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rpl.core.errors import ConfigError
 from rpl.core.records import Rollout
-from rpl.modules.packing import Packing, needed, pack_tokens, plan_packed
+from rpl.modules.batches.packing import Packing, needed, pack_tokens, plan_packed
 
 TOKEN_BUDGET = {"cpu": 3072, "cuda": 16384}
 """Tokens of a micro-batch where nothing else is said, by type of device: enough for a group of rollouts on a CPU."""

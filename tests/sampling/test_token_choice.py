@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rpl.core.seeds import derive_seed, uniform
-from rpl.sampling.draws import draw
+from rpl.sampling.token_choice import draw
 
 
 def slow_draw(logits, temperature, u):
