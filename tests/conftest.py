@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import pickle
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 # The same examples in every run, so that a run says something about the change before it; other ones on request.
@@ -17,20 +19,42 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 # one another stall on a busy machine. This stands before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests that share a costly fixture run in one process, so that it is made once; all others go by file.
-SHARED_FIXTURES = {"finished_cycle": "cycle", "one": "sharded", "two": "sharded", "resumed": "sharded"}
+# Files that take longest, in an order in which two processes that take files in turn do not wait for one another.
+LONG_FILES = (
+    "test_sharded_training",
+    "test_cycle_resume",
+    "test_sharded_checkpoints",
+    "test_docs",
+    "test_failing_rank",
+)
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Groups tests by what they share (`--dist loadgroup`), and begins with the groups that take longest."""
-    for item in items:
-        shared = [group for name, group in SHARED_FIXTURES.items() if name in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.as_posix()))
-    long = {"sharded": 0, "cycle": 1}
-    items.sort(key=lambda item: long.get(item.get_closest_marker("xdist_group").args[0], 2))
+    """Begins with the files that take longest, so that no process has one left when the others are done."""
+    ranks = {name: rank for rank, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """Makes something costly once for all test processes: `made_once(name, make)` calls `make(folder)` in one of them.
+
+    What is made must be picklable, and is not to be changed: others read it, too.
+    """
+
+    def made(name, make):
+        root = tmp_path_factory.getbasetemp()
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            root = root.parent
+        file = root / f"{name}.pickle"
+        with FileLock(root / f"{name}.lock"):
+            if not file.exists():
+                file.write_bytes(pickle.dumps(make(root / name)))
+        return pickle.loads(file.read_bytes())
+
+    return made
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,14 +100,16 @@ def tokenizer(tiny):
 
 
 @pytest.fixture(scope="session")
-def finished_cycle(tmp_path_factory):
+def finished_cycle(made_once):
     """The run folder of a whole schedule with the tiny model; tests that change it take a copy."""
     from rpl.cli.main import run
 
-    folder = tmp_path_factory.mktemp("cycle") / "run"
-    config = Path(__file__).parents[1] / "configs" / "tiny_cycle.yaml"
-    run(["cycle", "-c", str(config), "--run_dir", str(folder)])
-    return folder
+    def make(folder):
+        config = Path(__file__).parents[1] / "configs" / "tiny_cycle.yaml"
+        run(["cycle", "-c", str(config), "--run_dir", str(folder / "run")])
+        return folder / "run"
+
+    return made_once("cycle", make)
 
 
 @pytest.fixture(autouse=True)

@@ -5,18 +5,18 @@ from sharded_runs import Runs
 
 
 @pytest.fixture(scope="session")
-def one(tmp_path_factory, forks):
+def one(made_once, forks):
     cases = {
         "grpo": {},
         "padded": {"steps": 2, "packing": "plain"},
         "sft": {"task": "sft", "steps": 3},
         "lora": {"steps": 4, "lora": True},
     }
-    return Runs(tmp_path_factory.mktemp("one"), cases, forks)
+    return made_once("one", lambda folder: Runs(folder, cases, forks))
 
 
 @pytest.fixture(scope="session")
-def two(tmp_path_factory, forks):
+def two(made_once, forks):
     cases = {
         "grpo": {},
         "short": {"steps": 2},
@@ -28,14 +28,14 @@ def two(tmp_path_factory, forks):
         "guard": {"guard": True},
         "fault": {"fault": 1},  # the last one: after it, all processes believe in a failure
     }
-    return Runs(tmp_path_factory.mktemp("two"), cases, forks, 2, "fsdp")
+    return made_once("two", lambda folder: Runs(folder, cases, forks, 2, "fsdp"))
 
 
 @pytest.fixture(scope="session")
-def resumed(two, tmp_path_factory, forks):
+def resumed(two, made_once, forks):
     """In other processes than those that wrote the checkpoints."""
     cases = {
         "grpo": {"ckpt": str(two.folder / "short" / "checkpoint.ckpt")},
         "lora": {"steps": 4, "lora": True, "ckpt": str(two.folder / "short lora" / "checkpoint.ckpt")},
     }
-    return Runs(tmp_path_factory.mktemp("resumed"), cases, forks, 2, "fsdp")
+    return made_once("resumed", lambda folder: Runs(folder, cases, forks, 2, "fsdp"))
