@@ -137,11 +137,40 @@ def operators() -> str:
     return "\n".join(lines)
 
 
+def primitives() -> str:
+    """The primitives as programs call them, with what the policy is told of each."""
+    from rpl.policy.prompts import PRIMITIVE_NOTES
+    from rpl.programs.tables import PRIMITIVES
+
+    rows = [f"| `{name}{signature}` | {escaped(PRIMITIVE_NOTES[name])} |" for name, signature in PRIMITIVES.items()]
+    return "\n".join(["| call | what it gives |", "| --- | --- |", *rows])
+
+
+def builtins() -> str:
+    """The builtins, and the methods of each type."""
+    from rpl.programs.tables import ATTRIBUTES, BUILTINS
+
+    rows = [f"| functions | {' '.join(f'`{name}`' for name in sorted(BUILTINS))} |"]
+    rows += [f"| of `{kind}` | {' '.join(f'`.{n}`' for n in sorted(names))} |" for kind, names in ATTRIBUTES.items()]
+    return "\n".join(["| | names |", "| --- | --- |", *rows])
+
+
+def limits() -> str:
+    """The budgets of one program."""
+    from rpl.executors.base import ExecutionLimits
+
+    rows = [f"| `{key}` | {default} | {escaped(meaning)} |" for key, _, default, meaning in options(ExecutionLimits)]
+    return "\n".join(["| `environment.limits.` | default | what it bounds |", "| --- | --- | --- |", *rows])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "metrics": metrics,
     "commands": commands,
     "operators": operators,
+    "primitives": primitives,
+    "builtins": builtins,
+    "limits": limits,
 }
 
 
