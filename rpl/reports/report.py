@@ -21,15 +21,12 @@ from rpl.reports.results import FILE, read_results
 from rpl.reports.tables import (
     comparison_table,
     format_estimate,
-    format_table,
     group_table,
     main_table,
     markdown_table,
     metric_of,
     row_label,
 )
-
-__all__ = ["format_table", "read_metrics", "write_report"]
 
 METRICS_FILE = "metrics.jsonl"
 CURVES = ("train/reward", "train/reward_em", "val/em", "val/evidence_recall", "val/all_gold", "test/em")
@@ -224,8 +221,14 @@ def _repair_section(repair: Mapping[str, Any]) -> list[str]:
         _REPAIR_NOTE,
     ]
     if "failures" in repair:
-        verdicts = ", ".join(f"{name} {count}" for name, count in repair.get("verdicts", {}).items())
-        parts.append(f"Failed programs searched: {repair['failures']}{f' ({verdicts})' if verdicts else ''}.")
+        counts = repair.get("verdicts", {})
+        verdicts, looked_at = ", ".join(f"{name} {count}" for name, count in counts.items()), sum(counts.values())
+        if looked_at == repair["failures"] or not verdicts:
+            parts.append(f"Failed programs searched: {repair['failures']}{f' ({verdicts})' if verdicts else ''}.")
+        else:
+            parts.append(
+                f"Failed programs searched: {repair['failures']}. Outcomes of all {looked_at} questions: {verdicts}."
+            )
     if arms := repair.get("arms"):
         body = []
         for arm in arms:

@@ -51,32 +51,38 @@ def row_label(row: Mapping[str, Any]) -> str:
     return f"{label}, {row['void']} void" if row.get("void") else label
 
 
-def format_table(results: Mapping[str, Any]) -> str:
+def terminal_table(results: Mapping[str, Any]) -> str:
     """Renders the rows of a results document for a terminal: aligned, at most 110 columns.
 
-    EM carries its 95 % interval; the report has one for every column.
+    EM carries its 95 % interval; the report has one for every column. `n` counts the questions behind a row; where
+    fewer of them have known gold passages, `n gold` counts those behind recall and all gold.
 
     Args:
         results: A document as `rpl.reports.results` describes it.
     """
+    rows = results["rows"]
+    fewer = any(metric_of(row["metrics"], "recall").n not in (0, metric_of(row["metrics"], "em").n) for row in rows)
     header = ["system", "EM", "F1", "recall", "all gold", "tokens", "turns", "calls", "invalid", "n"]
+    header += ["n gold"] if fewer else []
+    name_width = _TERMINAL_NAME - (len("  n gold") if fewer else 0)
     lines = [header]
-    for row in results["rows"]:
+    for row in rows:
         values = row["metrics"]
         star = " *" if row.get("best") else ""
-        cells = [_shorten(row_label(row), _TERMINAL_NAME - len(star)) + star]
+        cells = [_shorten(row_label(row), name_width - len(star)) + star]
         cells.append(format_estimate(metric_of(values, "em"), 2))
         cells += [format_estimate(metric_of(values, name), 2, interval=False) for name in ("f1", "recall", "all_gold")]
         cells.append(format_estimate(metric_of(values, "printed_tokens"), 0, interval=False))
         cells += [format_estimate(metric_of(values, name), 2, interval=False) for name in ("turns", "calls", "invalid")]
-        lines.append([*cells, str(metric_of(values, "em").n)])
+        cells.append(str(metric_of(values, "em").n))
+        lines.append([*cells, str(metric_of(values, "recall").n)] if fewer else cells)
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     text = [
         "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
         for line in lines
     ]
     text.insert(1, "-" * len(text[0]))
-    if any(row.get("best") for row in results["rows"]):
+    if any(row.get("best") for row in rows):
         text.append("* best k of the fixed program")
     return "\n".join(text)
 
@@ -90,25 +96,26 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers
 
 
 def main_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str] = MAIN_METRICS) -> str:
-    """Renders all rows with the named metrics and their intervals."""
-    header = ["system", *(label_of(name) for name in names), "n"]
+    """Renders all rows with the named metrics and their intervals.
+
+    The last column counts the questions behind the first metric that a row has; a cell that rests on another number of
+    questions says so.
+    """
     body = []
     for row in rows:
-        cells = [
-            format_estimate(metric_of(row["metrics"], name), digits_of(name), name not in _BARE)
-            if name in row["metrics"]
-            else MISSING
-            for name in names
-        ]
-        label = row_label(row)
-        body.append(
-            [f"**{label}**, best k" if row.get("best") else label, *cells, str(metric_of(row["metrics"], "em").n)]
-        )
-    return markdown_table(header, body)
+        estimates = {name: metric_of(row["metrics"], name) for name in names if name in row["metrics"]}
+        n = next((estimate.n for estimate in estimates.values()), 0)
+        label = f"**{row_label(row)}**, best k" if row.get("best") else row_label(row)
+        cells = [_cell(name, estimates[name], n) if name in estimates else MISSING for name in names]
+        body.append([label, *cells, str(n)])
+    return markdown_table(["system", *(label_of(name) for name in names), "n"], body)
 
 
 def group_table(rows: Sequence[Mapping[str, Any]], field: str, metric: str) -> str:
     """Renders one metric by question type or data set, one column a group.
+
+    The head of a column counts the questions behind its cells; where they rest on different numbers of questions, each
+    cell has its own.
 
     Args:
         rows: Rows of a results document.
@@ -116,20 +123,29 @@ def group_table(rows: Sequence[Mapping[str, Any]], field: str, metric: str) -> s
         metric: A name in `METRICS`.
     """
     groups = sorted({name for row in rows for name in row.get(field, {})})
+    found = {
+        group: [metric_of(row[field][group], metric) if group in row.get(field, {}) else None for row in rows]
+        for group in groups
+    }
+    common: dict[str, int | None] = {}
+    for group, estimates in found.items():
+        sizes = {estimate.n for estimate in estimates if estimate is not None}
+        common[group] = sizes.pop() if len(sizes) == 1 else None
     body = [
         [
             row_label(row),
-            *(
-                format_estimate(metric_of(row.get(field, {}).get(g, {}), metric), digits_of(metric))
-                if g in row.get(field, {})
-                else MISSING
-                for g in groups
-            ),
+            *(MISSING if (cell := found[g][i]) is None else _cell(metric, cell, common[g]) for g in groups),
         ]
-        for row in rows
+        for i, row in enumerate(rows)
     ]
-    sizes = {g: max(metric_of(row.get(field, {}).get(g, {}), "em").n for row in rows) for g in groups}
-    return markdown_table([label_of(metric), *(f"{g} (n = {sizes[g]})" for g in groups)], body)
+    heads = [group if common[group] is None else f"{group} (n = {common[group]})" for group in groups]
+    return markdown_table([label_of(metric), *heads], body)
+
+
+def _cell(metric: str, estimate: Estimate, said: int | None) -> str:
+    """Renders an estimate, with its number of questions where the table does not say that number elsewhere."""
+    text = format_estimate(estimate, digits_of(metric), metric not in _BARE)
+    return text if estimate.n in (0, said) else f"{text} (n = {estimate.n})"
 
 
 def verdict(difference: Estimate, adjusted_p: float | None = None) -> str:

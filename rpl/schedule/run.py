@@ -127,8 +127,9 @@ def cycle(
 
 
 def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str]) -> dict[str, Any]:
-    from rpl.reports.report import format_table, write_report
+    from rpl.reports.report import write_report
     from rpl.reports.results import read_results
+    from rpl.reports.tables import terminal_table
     from rpl.schedule.plan import describe_plan
 
     run = schedule.run
@@ -156,7 +157,7 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str])
     results = read_results(run.path)
     if results["rows"]:
         report = write_report(run.path)
-        sys.stdout.write(format_table(results) + "\n")
+        sys.stdout.write(terminal_table(results) + "\n")
         say(f"report: {report}")
     return results
 

@@ -15,7 +15,7 @@ from rpl.core.records import Question, Rollout
 from rpl.evaluation.protocol import best_k, compare, evaluate, load_result
 from rpl.evaluation.records import METRICS, EvalResult
 from rpl.evaluation.statistics import rate_interval
-from rpl.reports.tables import format_table
+from rpl.reports.tables import terminal_table
 from rpl.retrieval.library.counting import CallCounts
 
 
@@ -123,7 +123,7 @@ def test_a_score_over_void_questions_is_made_only_when_told_and_says_so(tmp_path
     assert told.records[4].void == "index server gone"
     assert row["metrics"]["em"]["mean"] == pytest.approx(4 / 9)  # q4 would have been right, and wrong is not 0 either
     assert told.macro("em").n == 9
-    assert format_table({"rows": [row]}).splitlines()[2].startswith("fake, 1 void")
+    assert terminal_table({"rows": [row]}).splitlines()[2].startswith("fake, 1 void")
     assert load_result(out).num_void == 1
     healthy = FakeSystem()
     mended = evaluate(healthy, asked, out=out, progress=False, batch=4)  # not told: what is void is answered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from rpl.reports.tables import (
     format_estimate,
     format_p,
     format_signed,
-    format_table,
     group_table,
     main_table,
     markdown_table,
+    terminal_table,
     verdict,
 )
 
@@ -232,14 +233,54 @@ def test_tables_say_no_gold() -> None:
     assert "–" in group_table([row, other], "by_type", "em")
 
 
+def test_every_count_is_that_of_the_number_beside_it() -> None:
+    asked = [replace(q, gold_docs=q.gold_docs if q.id in ("q0", "q1") else ()) for q in questions(10)]
+    row = evaluate(FakeSystem(), asked, progress=False).row()
+    recall = group_table([row], "by_dataset", "recall")
+    assert "| even (n = 1) | odd (n = 1) |" in recall
+    assert "| even (n = 5) | odd (n = 5) |" in group_table([row], "by_dataset", "em")
+    main = main_table([row]).splitlines()[-1]
+    assert main.endswith("| 10 |")
+    assert main.count("(n = 2)") == 2  # recall and all gold, and no other cell
+    cells = [cell.strip() for cell in main.split("|")]
+    assert cells[4].endswith("(n = 2)")
+    assert main_table([row], ("recall", "em")).splitlines()[-1].endswith("(n = 10) | 2 |")
+    text = terminal_table({"rows": [row]}).splitlines()
+    assert text[0].endswith("n  n gold")
+    assert text[2].split()[-2:] == ["10", "2"]
+    assert max(map(len, text)) <= 110
+
+
+def test_a_column_over_different_numbers_of_questions_counts_in_each_cell() -> None:
+    asked = questions(10)
+    whole = evaluate(FakeSystem(name="whole"), asked, progress=False).row()
+    part = evaluate(FakeSystem(name="part", fail_on="q0"), asked, progress=False, allow_void=True, batch=5).row()
+    table = group_table([whole, part], "by_dataset", "em")
+    head, _, first, second = table.splitlines()
+    assert "| even | odd (n = 5) |" in head
+    assert "(n = 5)" in first.split("|")[2]
+    assert "(n = 4)" in second.split("|")[2]
+    assert "(n =" not in first.split("|")[3] + second.split("|")[3]
+    without = {**part, "by_dataset": {**part["by_dataset"], "odd": {}}}
+    assert "odd |" in group_table([whole, without], "by_dataset", "em").splitlines()[0]  # not the n of "no gold"
+
+
+def test_outcomes_of_all_questions_are_not_counted_as_searched_programs(tmp_path: Path) -> None:
+    attempts = {"mutation": [Attempt("q0", repaired=True, executions=2)]}
+    add_result(tmp_path, _result(3))
+    set_repair(tmp_path, repair_summary(attempts, verdicts=["repaired", "solved", "solved"]))
+    text = write_report(tmp_path).read_text()
+    assert "Failed programs searched: 1. Outcomes of all 3 questions: solved 2, repaired 1." in text
+
+
 def test_terminal_table_is_aligned_and_narrow() -> None:
     results = document([_result(3, "direct"), _result(20, "a policy with a long name", "reinforcement")])
     results["rows"][1]["best"] = True
     for values in (row["metrics"] for row in results["rows"]):
-        values["em"]["n"] = 9999
+        values["em"]["n"] = values["recall"]["n"] = values["all_gold"]["n"] = 9999
         values["printed_tokens"]["mean"] = 1024.0
     results["rows"][0]["metrics"]["recall"] = NOTHING.to_json()
-    lines = format_table(results).splitlines()
+    lines = terminal_table(results).splitlines()
     assert lines[0].split() == [
         *("system", "EM", "F1", "recall", "all", "gold", "tokens", "turns", "calls", "invalid", "n")
     ]
