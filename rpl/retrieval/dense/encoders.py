@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rpl.core.errors import ConfigError, MissingDependencyError, RetrieverError
 from rpl.core.files import digest
-from rpl.core.hub import resolve_model_folder, weight_files
+from rpl.core.hub import model_contents, resolve_model_folder, weight_files
 from rpl.retrieval.dense.known_encoders import MODULES_FILE, default_pooling, default_prefixes
 from rpl.retrieval.keyword.tokens import Tokenizer
 
@@ -39,8 +39,14 @@ class Encoder(ABC):
     """Length of a vector."""
     fingerprint: str
     """Changes when the vectors of passages would: model files and passage prefix."""
+    prefixes: dict[Kind, str]
+    """What stands before each query and each passage, whoever says so: the settings, the model or a table."""
+    contents: dict[str, str]
+    """The SHA-256 of each file that decides the vectors, by its path in the model's folder."""
 
     def __init__(self) -> None:
+        self.prefixes = {"query": "", "passage": ""}
+        self.contents = {}
         self.lock = threading.RLock()
         """Held by whoever uses the encoder or the index that belongs to it."""
 
@@ -104,7 +110,7 @@ class SentenceEncoder(Encoder):
         self._model = model
         self.dim = int(model.get_embedding_dimension())
         default = default_prefixes(name, dict(model.prompts or {}))
-        self.prefixes: dict[Kind, str] = {
+        self.prefixes = {
             "query": default[0] if query_prefix is None else query_prefix,
             "passage": default[1] if passage_prefix is None else passage_prefix,
         }
@@ -112,6 +118,7 @@ class SentenceEncoder(Encoder):
         changes = {"pooling": None if bare and pooling == "mean" else pooling, "max_tokens": max_tokens}
         changed = [f"{key}={value}" for key, value in changes.items() if value]
         self.fingerprint = digest(model_fingerprint(folder), self.prefixes["passage"], *changed)
+        self.contents = model_contents(folder)
 
     def encode(self, texts: Sequence[str], kind: Kind, on_batch: Callable[[int], None] | None = None) -> Array:
         """Returns one unit vector a text; see `Encoder.encode`."""

@@ -50,7 +50,7 @@ def default_prefixes(name: str, prompts: dict[str, str]) -> tuple[str, str]:
     if query or passage:
         return query, passage
     for pattern, query, passage in PREFIXES:
-        if re.search(pattern, name.rstrip("/").lower()):
+        if re.search(pattern, _model(name)):
             return query, passage
     return "", ""
 
@@ -62,7 +62,13 @@ def default_pooling(name: str) -> str:
     ('cls', 'last')
     """
     for pattern, pooling in POOLING:
-        if re.search(pattern, name.rstrip("/").lower()):
+        if re.search(pattern, _model(name)):
             return pooling
     log.warning("encoder %s: its folder has no %s and its pooling is not known; taking the mean", name, MODULES_FILE)
     return "mean"
+
+
+def _model(name: str) -> str:
+    """Returns what patterns are matched with: a hub name, or the last part of a path, in lower case."""
+    name = name.rstrip("/").lower()
+    return name.rpartition("/")[2] if name.startswith((".", "/", "~")) or name.count("/") > 1 else name

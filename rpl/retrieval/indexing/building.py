@@ -205,6 +205,9 @@ class IndexBuild:
             built_with=package_versions(),
             parts={},
             files={},
+            query_prefix=self.encoder.prefixes["query"] if self.encoder else None,
+            passage_prefix=self.encoder.prefixes["passage"] if self.encoder else None,
+            encoder_files=self.encoder.contents if self.encoder else None,
         )
         self.work.keep_only(self.finished.values())
         write_manifest(self.path, manifest, self.finished)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpl.core.errors import ConfigError, DataError
+import numpy as np
+
+from rpl.core.errors import ConfigError, DataError, MissingDependencyError
+from rpl.core.hub import lasting_name
 from rpl.retrieval.base import Retriever
-from rpl.retrieval.canary import probe, require_sound
+from rpl.retrieval.canary import canary_sample, probe, require_sound
 from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.corpus.corpus import REBUILD, Corpus
+from rpl.retrieval.corpus.corpus import REBUILD, Corpus, contents
 from rpl.retrieval.corpus.store import open_store
 from rpl.retrieval.dense.encoders import HASH_ENCODER, Encoder, HashEncoder, SentenceEncoder, resolve_encoder
+from rpl.retrieval.dense.search import DenseRetriever, load_embeddings
 from rpl.retrieval.engines import dense_index, keyword_engine
 from rpl.retrieval.indexing.manifest import Manifest, read_manifest, reconcile
 from rpl.retrieval.links.links import LinkGraph, load_links
@@ -78,7 +82,7 @@ def load_index(
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    config = reconcile(config, manifest, folder)
+    asked, config = config, reconcile(config, manifest, folder)
     if fingerprint is not None and fingerprint != manifest.corpus_fingerprint:
         raise stale(folder)
     corpus = open_store(folder / CORPUS_FOLDER)
@@ -89,8 +93,8 @@ def load_index(
     require_sound("keyword", probe(bm25.search, corpus))
     if not config.dense:
         return LoadedIndex(config, corpus, bm25, None, encoder, links)
-    encoder = encoder or load_encoder(config)
-    _check_encoder(encoder, manifest, folder)
+    encoder = encoder or _own_encoder(asked, config, folder)
+    _check_encoder(encoder, manifest, folder, config)
     dense = load_dense(folder, config, corpus, encoder)
     require_sound("dense", probe(dense.search, corpus))
     return LoadedIndex(config, corpus, bm25, dense, encoder, links)
@@ -104,8 +108,6 @@ def load_keyword(folder: Path, config: LibraryConfig, corpus: Corpus) -> Retriev
 
 def load_dense(folder: Path, config: LibraryConfig, corpus: Corpus, encoder: Encoder) -> Retriever:
     """Opens the dense index of a folder, which need not be finished otherwise."""
-    from rpl.retrieval.dense.search import DenseRetriever, load_embeddings
-
     index = dense_index(config).load(load_embeddings(folder / EMBEDDINGS_FILE), folder / DENSE_FOLDER)
     return DenseRetriever(corpus, encoder, index)
 
@@ -118,10 +120,65 @@ def stale(folder: Path) -> DataError:
     )
 
 
-def _check_encoder(encoder: Encoder, manifest: Manifest, folder: Path) -> None:
-    if encoder.fingerprint == manifest.encoder_fingerprint:
-        return
-    built = manifest.settings.get("encoder")
-    if built != encoder.name:
-        raise ConfigError(f"library.encoder is {encoder.name!r} but the index {folder} was built with {built!r}")
-    raise DataError(f"{folder}: encoder {built!r} or its passage prefix has changed since it was built; {REBUILD}")
+def _own_encoder(asked: LibraryConfig, config: LibraryConfig, folder: Path) -> Encoder:
+    try:
+        return load_encoder(config)
+    except (ConfigError, MissingDependencyError) as error:
+        if config.encoder == asked.encoder:
+            raise
+        where = ", a path relative to where it was built" if config.encoder.startswith(".") else ""
+        raise type(error)(
+            f"the index {folder} was built with encoder {config.encoder!r}{where}: {error}; if it lies elsewhere, set "
+            "library.encoder to its folder"
+        ) from error
+
+
+def _check_encoder(encoder: Encoder, manifest: Manifest, folder: Path, config: LibraryConfig) -> None:
+    """Refuses an encoder whose vectors would not fit those of the index.
+
+    A query prefix that the settings name is taken as it is: they may ask for another than the index was built for.
+    """
+    then, now = manifest.passage_prefix, encoder.prefixes["passage"]
+    if then is not None and then != now:
+        raise DataError(
+            f"{folder}: encoder {encoder.name!r} now puts {now!r} before passages, and put {then!r} when the index was "
+            f"built; set library.passage_prefix to {then!r} where the vectors are right, or {REBUILD}"
+        )
+    if encoder.fingerprint != manifest.encoder_fingerprint:
+        built = manifest.settings.get("encoder")
+        if built not in (encoder.name, lasting_name(encoder.name)):
+            raise ConfigError(f"library.encoder is {encoder.name!r} but the index {folder} was built with {built!r}")
+        raise DataError(
+            f"{folder}: the weights, pooling or passage prefix of encoder {built!r} have changed since the index was "
+            f"built; {REBUILD}"
+        )
+    files = manifest.encoder_files or {}
+    changed = [name for name, value in encoder.contents.items() if files.get(name, value) != value]
+    if changed:
+        raise DataError(
+            f"{folder}: {', '.join(changed)} of encoder {encoder.name!r} changed since the index was built; {REBUILD}"
+        )
+    then, now = manifest.query_prefix, encoder.prefixes["query"]
+    if then is not None and then != now and config.query_prefix is None:
+        raise DataError(
+            f"{folder}: encoder {encoder.name!r} now puts {now!r} before queries, and put {then!r} when the index was "
+            f"built; set library.query_prefix to {then!r} to search as before, or to {now!r} if that is meant"
+        )
+
+
+def embedding_agreement(folder: Path, corpus: Corpus, encoder: Encoder) -> tuple[float, float]:
+    """Encodes canary passages again and compares them with their rows in the index.
+
+    Args:
+        folder: An index folder with embeddings.
+        corpus: Its passages.
+        encoder: The one that it was built with.
+
+    Returns:
+        The median and the lowest cosine.
+    """
+    rows, canaries = load_embeddings(folder / EMBEDDINGS_FILE), canary_sample(corpus)
+    stored = rows[[corpus.position(passage.id) for passage in canaries]].astype(np.float32)
+    fresh = encoder.encode([contents(passage.title, passage.text) for passage in canaries], "passage")
+    cosines = np.einsum("ij,ij->i", fresh, stored)
+    return float(np.median(cosines)), float(cosines.min())

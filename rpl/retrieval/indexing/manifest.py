@@ -12,6 +12,7 @@ from typing import Any
 from rpl.core.columns import format_table
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_json
+from rpl.core.hub import lasting_name
 from rpl.core.progress import progress_bar
 from rpl.core.units import duration_text, size_text
 from rpl.retrieval.config import LibraryConfig
@@ -71,6 +72,12 @@ class Manifest:
     """Key, path and seconds of each part, by its name; see `rpl.retrieval.indexing.parts`."""
     files: dict[str, dict[str, Any]]
     """Size and SHA-256 of each file, by its path in the folder."""
+    query_prefix: str | None = None
+    """What the encoder put before queries; `None` without embeddings, and in folders of earlier versions."""
+    passage_prefix: str | None = None
+    """What it put before passages; `None` as for `query_prefix`."""
+    encoder_files: dict[str, str] | None = None
+    """See `Encoder.contents`; `None` as for `query_prefix`."""
 
 
 def index_settings(config: LibraryConfig) -> dict[str, Any]:
@@ -96,7 +103,7 @@ def reconcile(config: LibraryConfig, manifest: Manifest, folder: Path) -> Librar
     adopted: dict[str, Any] = {}
     for name, built in {**_ADDED, **manifest.settings}.items():
         wanted = _value(config, name)
-        if wanted == built or (name == "encoder" and wanted != default.encoder):
+        if wanted == built or (name == "encoder" and config.encoder != default.encoder):
             continue
         if name in _DENSE and not config.dense:
             continue
@@ -115,6 +122,8 @@ def reconcile(config: LibraryConfig, manifest: Manifest, folder: Path) -> Librar
 def _value(config: LibraryConfig, name: str) -> Any:
     if name == "bm25":
         return describe(keyword_engine(config), built=True)
+    if name == "encoder":
+        return lasting_name(config.encoder)
     return describe(dense_index(config), built=True) if name == "dense_index" else getattr(config, name)
 
 
@@ -217,6 +226,8 @@ def describe_manifest(manifest: Manifest) -> str:
     rows.append(("in all", size_text(total), str(len(manifest.files)), ""))
     vectors = f", embeddings of length {manifest.dim}" if manifest.dim is not None else ""
     settings = "".join(f"  {name}: {json.dumps(value)}\n" for name, value in manifest.settings.items())
+    before = (("queries", manifest.query_prefix), ("passages", manifest.passage_prefix))
+    settings += "".join(f"  put before {name}: {json.dumps(text)}\n" for name, text in before if text is not None)
     versions = ", ".join(f"{name} {version}" for name, version in manifest.built_with.items())
     return (
         f"{manifest.passages:,} passages, corpus {manifest.corpus_fingerprint}{vectors}\n\n{format_table(rows)}\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_json
+from rpl.core.hub import lasting_name
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.corpus.store import open_store
@@ -49,6 +50,7 @@ def invite(folder: Path, corpus: Corpus, config: LibraryConfig, encoder: Encoder
     path, state = folder / EMBEDDINGS_FILE, folder / STATE_FILE
     prepare_embedding(len(corpus), encoder.dim, path, config.embedding_dtype, state)
     settings = {name: value for name, value in asdict(config).items() if name in _SETTINGS}
+    settings["encoder"] = lasting_name(config.encoder)
     write_json(folder / INVITATION, {"settings": settings, "fingerprint": encoder.fingerprint})
 
 

@@ -70,7 +70,7 @@ def _assemble(loaded: LoadedIndex) -> LocalLibrary:
     settings = {
         **index_settings(config),
         "encoder_files": encoder.fingerprint if encoder else None,
-        "query_prefix": config.query_prefix,
+        "query_prefix": encoder.prefixes["query"] if encoder else None,
         "encoder_precision": config.encoder_precision,
         "dense": config.dense,
         "reranker": _reranker_name(engine),

@@ -170,7 +170,7 @@ def test_another_tokeniser_makes_the_index_stale(index, monkeypatch):
 def test_changed_encoder_files_make_the_index_stale(index, monkeypatch):
     encoder = HashEncoder()
     encoder.fingerprint = "other"
-    with pytest.raises(DataError, match="encoder 'hash' or its passage prefix has changed"):
+    with pytest.raises(DataError, match="the weights, pooling or passage prefix of encoder 'hash' have changed"):
         load_index(index, CONFIG, encoder=encoder)
     encoder.name = "other"
     with pytest.raises(ConfigError, match=r"library\.encoder is 'other' but the index .* was built with 'hash'"):
