@@ -8,8 +8,6 @@ A transcript is a prompt followed by segments, each tokenised by itself, so that
 from __future__ import annotations
 
 import json
-import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,14 +16,10 @@ from typing import Any, Literal
 from rpl.core.errors import ConfigError
 from rpl.core.files import digest
 from rpl.core.records import FinishReason
+from rpl.core.tags import ANSWER_PREFIX, answer_text, defuse, has_result_tag, program_text, read_action, result_text
 from rpl.policy.prompts import DIRECT, Style, user_message
 from rpl.policy.tiny import CHATML
 
-ANSWER_PREFIX = "<answer>"
-
-_TAG = re.compile(r"<(/?(?:program|result|answer))>")
-_ACTION = re.compile(r"<(program|answer)>(.*?)</\1>", re.DOTALL)
-_FORGED = re.compile(r"</?result>")
 _TURN_MARKERS = (
     "<|im_start|>",
     "<|im_end|>",
@@ -101,7 +95,7 @@ class Renderer:
 
     def program_ids(self, source: str) -> list[int]:
         """Returns the segment in which the policy writes a program."""
-        return self._encode(f"<program>\n{source}\n</program>")
+        return self._encode(program_text(source))
 
     def observation_ids(self, observation: str) -> list[int]:
         """Returns the segment in which the environment shows what a program printed.
@@ -109,11 +103,11 @@ class Renderer:
         Text in it that looks like one of the tags is written with square brackets, and text that looks like a special
         token is tokenised as plain characters, so that a passage cannot end its own block.
         """
-        return self._encode(f"\n<result>\n{_defuse(observation)}\n</result>\n")
+        return self._encode(result_text(observation))
 
     def answer_ids(self, answer: str, eos: bool = True) -> list[int]:
         """Returns the segment in which the policy answers, by default with the end token."""
-        ids = self._encode(f"<answer>{answer}</answer>")
+        ids = self._encode(answer_text(answer))
         return [*ids, self.tokenizer.eos_token_id] if eos else ids
 
     def transcript(
@@ -152,18 +146,16 @@ class Renderer:
             text: The text of the turn, special tokens visible, a final end token removed.
             finish_reason: Why sampling ended; `length` without a tag means the turn was cut off.
         """
-        if _FORGED.search(text) or any(marker in text for marker in self._markers):
+        if has_result_tag(text) or any(marker in text for marker in self._markers):
             return Action("invalid", reason="forgery")
-        match = _ACTION.search(text)
-        if match is None:
+        if (action := read_action(text)) is None:
             return Action("invalid", reason="truncated" if finish_reason == "length" else "no_action")
-        if not self.thinking and text[: match.start()].strip():
+        kind, body, before = action
+        if not self.thinking and before.strip():
             return Action("invalid", reason="preamble")
-        kind, body = match.groups()
         if kind == "program":
-            return Action("program", textwrap.dedent(body).strip())
-        answer = body.strip()
-        return Action("answer", answer) if answer else Action("invalid", reason="no_action")
+            return Action("program", body)
+        return Action("answer", body) if body else Action("invalid", reason="no_action")
 
     @staticmethod
     def direct_answer(text: str) -> str:
@@ -204,13 +196,9 @@ class Renderer:
 
     def _fill(self, frame: tuple[list[int], str, str, list[int]], question: str) -> list[int]:
         head, before, after, tail = frame
-        return head + self._encode(before + _defuse(question.strip()) + after) + tail
+        return head + self._encode(before + defuse(question.strip()) + after) + tail
 
     def _encode(self, text: str) -> list[int]:
         # Text from outside must never become a control token, so special tokens are read as characters.
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return ids
-
-
-def _defuse(text: str) -> str:
-    return _TAG.sub(r"[\1]", text)
