@@ -6,7 +6,7 @@ and evidence are measured alike. Left out: loops of other papers (IRCoT, Search-
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -64,6 +64,7 @@ class Policy(System):
         config: Turn and token budgets; the temperature is set to 0.
         name: How tables call it.
         seed: Stands in the rollouts; greedy sampling does not use it.
+        identity: See `System.identity`.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class Policy(System):
         config: RolloutConfig,
         name: str = "policy",
         seed: int = 0,
+        identity: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.identity = name, identity
         self.settings = {
             **_layout(renderer),
             "max_turns": config.max_turns,
             "max_new_tokens": config.max_new_tokens,
+            "max_context_tokens": config.max_context_tokens,
         }
         self._renderer, self._sampler, self._executor = renderer, sampler, executor
         self._config, self._seed = replace(config, temperature=0.0), seed
@@ -110,6 +113,7 @@ class Direct(System):
         max_answer_tokens: Longest answer.
         batch_size: Questions at a time.
         name: How tables call it.
+        identity: See `System.identity`.
     """
 
     def __init__(
@@ -119,8 +123,9 @@ class Direct(System):
         max_answer_tokens: int = 32,
         batch_size: int = 16,
         name: str = "direct",
+        identity: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.identity = name, identity
         self.settings = {**_layout(renderer), "max_answer_tokens": max_answer_tokens}
         self._renderer, self._sampler = renderer, sampler
         self._params = SamplingParams(max_new_tokens=max_answer_tokens, temperature=0.0)
@@ -153,6 +158,7 @@ class FixedProgram(System):
         max_new_tokens: Longest turn.
         batch_size: Questions at a time.
         name: How tables call it; by default `fixed bm25 k=3` or, for a given program, `fixed program`.
+        identity: See `System.identity`.
 
     Raises:
         ConfigError: Both or neither of `k` and `source` are given.
@@ -171,12 +177,13 @@ class FixedProgram(System):
         max_new_tokens: int = 128,
         batch_size: int = 16,
         name: str | None = None,
+        identity: Mapping[str, Any] | None = None,
     ) -> None:
         if (k is None) == (source is None):
             raise ConfigError(f"a fixed program needs either k or source, got k={k!r} and source={source!r}")
         self.source = canonical(source if source is not None else fixed_source(k or 0, search))
         default = "fixed program" if source is not None else f"fixed {search} k={k}"
-        self.name = default if name is None else name
+        self.name, self.identity = default if name is None else name, identity
         self.settings = {
             **_layout(renderer),
             "k": k,

@@ -18,6 +18,11 @@ class System(ABC):
     settings: Mapping[str, Any]
     """What must be equal for two evaluations of it to be comparable; JSON values."""
 
+    identity: Mapping[str, Any] | None = None
+    """Digests and values of all that decides its answers besides its settings (weights, tokenizer, corpus, limits);
+    JSON values. Records of an evaluation are reused only by a system of equal identity; `None` means that nobody can
+    tell, and nothing is reused."""
+
     @property
     def retrieval(self) -> CallCounts:
         """Calls of retrieval so far; zeros for a system without."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rpl.core.errors import ConfigError
 from rpl.environment.watched import WatchedExecutor
@@ -85,6 +85,12 @@ class Environment:
 
             self._opened = open_library(self.config.library, self._progress)
         return self._opened
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Digests and values of all that decides what programs print: corpus, retrieval settings, limits."""
+        limits = {f"limits.{name}": value for name, value in asdict(self.config.limits).items()}
+        return {**self.library.identity, **limits}
 
     @property
     def executor(self) -> Executor:

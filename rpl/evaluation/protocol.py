@@ -1,9 +1,10 @@
 """Running a system over questions: batch by batch, resumable, and stopped by infrastructure errors.
 
-A file of records starts with one header line (`{"evaluation": {...}}`) that names the system, its settings and a hash
-of the questions; the records follow, one a line, in the order of the questions, and after each batch what became of its
-calls of retrieval (`{"retrieval": {...}}`). A killed evaluation that is started
-again answers only what is missing; a file of another evaluation is refused.
+A file of records starts with one header line (`{"evaluation": {...}}`) that holds the system's identity (digests of its
+weights, tokenizer, template and corpus, retrieval settings, limits), its settings and a digest of the questions; the
+records follow, one a line, in the order of the questions, and after each batch what became of its calls of retrieval
+(`{"retrieval": {...}}`). A killed evaluation that is started again answers only what is missing. A file whose header is
+not the same, value by value, is refused: names and paths may stay while what they name is replaced.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ def evaluate(
     Args:
         system: What is measured.
         questions: With accepted answers, and gold ids where known; ids must be unique.
-        out: File of records (JSON lines). Batches that are already in it are not answered again.
+        out: File of records (JSON lines). Batches that are already in it are not answered again, if the file is of this
+            very evaluation: equal identity, settings, questions and batches.
         progress: Whether to show a bar on standard error.
         phase: After which training phase the weights were taken.
-        settings: What identifies the run beyond the system's own settings (checkpoint, corpus, budget); JSON values.
+        settings: What identifies the run beyond the system's own identity and settings; JSON values.
         batch: Questions between two writes. Batches are always cut at the same places, so that a resumed evaluation
             gives the same numbers as an uninterrupted one.
         allow_void: Whether to go on where infrastructure failed a question, and to score the others. The result says
@@ -54,19 +56,23 @@ def evaluate(
     Raises:
         RetrieverError: Retrieval or the sandbox failed on a question, retries included, and `allow_void` is off; or it
             failed on all of several questions in a batch. No number is made of it; finished batches stay in `out`.
-        CheckpointError: `out` belongs to another evaluation.
+        CheckpointError: `out` belongs to another evaluation, or nobody can tell whose it is: the system has no
+            identity, or the file is of a version that recorded none.
         DataError: There is no question, or an id stands twice.
     """
     _check_questions(questions)
     if batch < 1:
         raise ConfigError(f"batch must be at least 1, got {batch}")
     # as the file will hold them, so that a resumed run compares like with like
-    all_settings = json.loads(json.dumps(to_dict({**system.settings, **(settings or {})}), default=str))
+    identity = None if system.identity is None else _json({**system.identity})
+    all_settings = {**(identity or {}), **_json({**system.settings, **(settings or {})})}
     header = {
         "name": system.name,
         "phase": phase,
-        "questions": digest(*(part for q in questions for part in (q.id, q.question, *q.answers, "|", *q.gold_docs))),
+        "questions": questions_digest(questions),
         "num_questions": len(questions),
+        "batch": batch,
+        "identity": identity,
         "settings": all_settings,
     }
     done, counts = _resume(out, header)
@@ -91,6 +97,16 @@ def evaluate(
                 bar.update(len(part))
     records = tuple(done[question.id] for question in questions)
     return EvalResult(system.name, records, phase, all_settings, out, counts)
+
+
+def questions_digest(questions: Sequence[Question]) -> str:
+    """Returns a digest of all that a record takes from a question: ids, texts, answers, gold ids, data set and type."""
+    return digest(*(json.dumps([*parts]) for q in questions for parts in _parts(q)))
+
+
+def _parts(question: Question) -> tuple[Sequence[str], ...]:
+    names = (question.id, question.question, question.dataset, question.type)
+    return names, question.answers, question.gold_docs
 
 
 def load_result(path: Path) -> EvalResult:
@@ -291,12 +307,35 @@ def _resume(out: Path | None, header: dict[str, Any]) -> tuple[dict[str, Questio
         append_jsonl(out, [{"evaluation": header}])
         return {}, CallCounts()
     found = lines[0].get("evaluation")
+    if isinstance(found, dict) and found.get("identity") is None:
+        raise CheckpointError(
+            f"{out} does not say by content what answered (an earlier version wrote it, or a system without an "
+            "identity), so its records cannot be told from those of another system; delete it or write to another file"
+        )
+    if header["identity"] is None:
+        raise CheckpointError(
+            f"{out} holds records, and {header['name']} has no identity to compare with theirs (System.identity is "
+            "None); delete it or write to another file"
+        )
     if found != header:
-        theirs = found if isinstance(found, dict) else {}
-        wrong = [key for key in header if theirs.get(key) != header[key]]
-        detail = ", ".join(f"{key}: {theirs.get(key)!r} there, {header[key]!r} here" for key in wrong)
-        raise CheckpointError(f"{out} belongs to another evaluation ({detail}); delete it or write to another file")
+        theirs, ours = _flat(found if isinstance(found, dict) else {}), _flat(header)
+        wrong = [key for key in dict.fromkeys((*ours, *theirs)) if theirs.get(key) != ours.get(key)]
+        detail = ", ".join(f"{key}: {theirs.get(key)!r} there, {ours.get(key)!r} here" for key in wrong)
+        raise CheckpointError(
+            f"{out} belongs to another evaluation ({detail}); delete it to measure again, or write to another file"
+        )
     return _read_records(enumerate(lines[1:], start=2))
+
+
+def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
+    settings = header.get("settings")
+    own = {key: value for key, value in header.items() if key not in ("settings", "identity")}
+    return {**own, **(settings if isinstance(settings, dict) else {})}
+
+
+def _json(values: dict[str, Any]) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(json.dumps(to_dict(values), default=str))
+    return read
 
 
 def _read_records(lines: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[dict[str, QuestionRecord], CallCounts]:

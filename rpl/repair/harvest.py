@@ -7,14 +7,16 @@ the file holds; since every draw depends on its question alone, the file comes o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rpl.core.contents import file_digest
 from rpl.core.errors import DataError
-from rpl.core.files import append_jsonl, read_appended, write_json
+from rpl.core.files import append_jsonl, digest, read_appended, write_json
 from rpl.core.records import Question, Repair, from_dict, to_dict
 from rpl.environment.environment import Environment
+from rpl.policy.identity import renderer_identity
 from rpl.policy.renderer import Renderer
 from rpl.repair.config import SEED_PROGRAM, HarvestConfig
 from rpl.repair.drafts import read_programs
@@ -36,6 +38,7 @@ def harvest(
     out: Path,
     model_name: str = "",
     rollouts: Path | None = None,
+    identity: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Harvests verified repairs, or continues to.
@@ -51,6 +54,8 @@ def harvest(
             `<stem>.settings.json`, and in the end the summary, `<stem>.summary.json`.
         model_name: Stands in the records.
         rollouts: Recorded rollouts whose programs are used instead of new samples.
+        identity: Digests of the policy (`LocalPolicy.identity`). A file is continued only by an equal policy, and where
+            it is `None`, nobody can tell and no file is continued.
         progress: Told the number of questions that were just finished.
 
     Returns:
@@ -63,9 +68,12 @@ def harvest(
     """
     _check_questions(questions)
     environment.connect(renderer.count_tokens)
-    _check_settings(out, config, model_name, environment.library.fingerprint, renderer.style_hash)
     done = [from_dict(Repair, record) for record in read_appended(out)]
     _check_done(questions, done, out)
+    settings = {**to_dict(config), "model": model_name, **environment.identity, **renderer_identity(renderer)}
+    settings |= {"rollouts": None if rollouts is None else file_digest(rollouts)}
+    settings |= {"policy": None} if identity is None else dict(identity)
+    _check_settings(out, settings, questions, len(done))
     todo = questions[len(done) :]
     if progress is not None and done:
         progress(len(done))
@@ -86,17 +94,33 @@ def harvest(
     return summary
 
 
-def _check_settings(out: Path, config: HarvestConfig, model_name: str, library: str, style: str) -> None:
-    """Writes the settings beside a new file; refuses to continue a file that was begun with others."""
+def _check_settings(out: Path, settings: Mapping[str, Any], questions: Sequence[Question], done: int) -> None:
+    """Writes the settings beside a new file; refuses to continue a file that was begun with others, or by nobody knows.
+
+    The questions are compared one by one, so that a harvest of more questions goes on with a file.
+    """
     path = out.with_name(f"{out.stem}.settings.json")
-    settings = {**to_dict(config), "model": model_name, "library": library, "renderer": style}
-    if out.exists() and path.exists():
+    contents = [digest(json.dumps(to_dict(question), sort_keys=True)) for question in questions]
+    ours = {**json.loads(json.dumps(settings)), "questions": contents}
+    if done:
+        remedy = "delete it to harvest again, or give another path"
+        if not path.exists():
+            raise DataError(
+                f"{out}: its settings ({path.name}) are not beside it, so nobody can tell its policy; {remedy}"
+            )
         before = json.loads(path.read_text(encoding="utf-8"))
-        changed = sorted(key for key in settings.keys() | before.keys() if settings.get(key) != before.get(key))
+        theirs = before.pop("questions", None)
+        if theirs is None or "policy" in before or "policy" in ours:
+            raise DataError(f"{out}: was begun without digests of policy and questions; {remedy}")
+        changed = [
+            f"{key}: {before.get(key)!r} there, {ours.get(key)!r} here"
+            for key in sorted({*before, *settings})
+            if before.get(key) != ours.get(key)
+        ]
+        changed += ["the questions"] if theirs[:done] != contents[:done] else []
         if changed:
-            raise DataError(f"{out}: was begun with other settings ({', '.join(changed)}); give another path")
-    else:
-        write_json(path, settings)
+            raise DataError(f"{out}: was begun with other settings ({', '.join(changed)}); {remedy}")
+    write_json(path, ours)
 
 
 def _check_questions(questions: Sequence[Question]) -> None:

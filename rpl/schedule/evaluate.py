@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +12,9 @@ from rpl.core.records import Question
 from rpl.environment.environment import Environment
 from rpl.evaluation.protocol import best_k, compare, evaluate
 from rpl.evaluation.records import EvalResult
-from rpl.policy.renderer import Renderer
 from rpl.reports.results import add_comparison, add_result
 from rpl.rollouts.loop import RolloutConfig
-from rpl.sampling.hf.sampler import HFSampler
-from rpl.sampling.opening import load_local_policy
+from rpl.sampling.opening import LocalPolicy, load_local_policy
 from rpl.schedule.config import EvalConfig
 
 Style = Literal["compact", "documented"]
@@ -69,41 +66,34 @@ def evaluate_policies(
         return result
 
     if config.direct:
-        with _weights(start, style, dtype, environment) as (renderer, sampler):
-            measure(Direct(renderer, sampler, batch_size=batch), "start")
+        loaded = load_local_policy(start, style, dtype)
+        measure(Direct(loaded.renderer, loaded.sampler, batch_size=batch, identity=loaded.identity), "start")
     results: list[EvalResult] = []
     last = list(policies)[-1]
     for phase, folder in policies.items():
-        with _weights(str(folder), style, dtype, environment) as (renderer, sampler):
-            results.append(measure(Policy(renderer, sampler, environment.executor, rollout), phase))
-            if phase != last:
-                continue
+        loaded = load_local_policy(str(folder), style, dtype)
+        environment.connect(loaded.renderer.count_tokens)
+        identity = {**loaded.identity, **environment.identity}
+        policy = Policy(loaded.renderer, loaded.sampler, environment.executor, rollout, identity=identity)
+        results.append(measure(policy, phase))
 
-            def fixed(k: int, renderer: Renderer = renderer, sampler: HFSampler = sampler) -> FixedProgram:
-                return FixedProgram(
-                    renderer,
-                    sampler,
-                    environment.executor,
-                    k=k,
-                    max_new_tokens=rollout.max_new_tokens,
-                    batch_size=batch,
-                )
+    def fixed(k: int, loaded: LocalPolicy = loaded) -> FixedProgram:
+        return FixedProgram(
+            loaded.renderer,
+            loaded.sampler,
+            environment.executor,
+            k=k,
+            max_new_tokens=rollout.max_new_tokens,
+            batch_size=batch,
+            identity=identity,
+        )
 
-            best = best_k(
-                fixed, config.fixed_k, questions, out=lambda k: out / f"fixed-{k}-{last}.jsonl", phase=last, **shared
-            )
-            for k, result in best.results.items():
-                add_result(run_dir, result, best=k == best.k)
+    best = best_k(fixed, config.fixed_k, questions, out=lambda k: out / f"fixed-{k}-{last}.jsonl", phase=last, **shared)
+    for k, result in best.results.items():
+        add_result(run_dir, result, best=k == best.k)
     final, baseline = results[-1], best.results[best.k]
     for metric in ("em", "f1", "all_gold", "printed_tokens"):
         add_comparison(run_dir, compare(final, baseline, metric))
         for before, after in pairwise(results):
             add_comparison(run_dir, compare(after, before, metric))
     return {"em": final.metrics()["em"].to_json(), "fixed_em": baseline.metrics()["em"].to_json(), "fixed_k": best.k}
-
-
-@contextmanager
-def _weights(name: str, style: Style, dtype: Dtype, environment: Environment) -> Iterator[tuple[Renderer, HFSampler]]:
-    policy = load_local_policy(name, style, dtype)
-    environment.connect(policy.renderer.count_tokens)
-    yield policy.renderer, policy.sampler

@@ -56,6 +56,7 @@ def harvest_policy(
             out=out,
             model_name=model_name or policy,
             rollouts=rollouts,
+            identity=loaded.identity,
             progress=bar.update,
         )
 

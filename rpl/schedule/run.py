@@ -47,16 +47,9 @@ class Schedule:
         return "bfloat16" if self.trainer.get("precision") == "bf16-mixed" else "float32"
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What every results row says about the run it comes from."""
-        library, limits = self.environment.library, self.environment.limits
-        return {
-            "policy": self.policy,
-            "corpus": library.corpus,
-            "dense": library.dense,
-            "printed_tokens_budget": limits.printed_tokens,
-            "seed": self.seed,
-        }
+    def names(self) -> dict[str, Any]:
+        """What the user called the parts of the run, for every results row beside the digests that identify them."""
+        return {"policy": self.policy, "corpus": self.environment.library.corpus, "seed": self.seed}
 
 
 def cycle(
@@ -216,7 +209,7 @@ def _run_phase(
             style=schedule.style,
             dtype=schedule.dtype,
             config=phase.eval,
-            settings=schedule.identity,
+            settings=schedule.names,
         )
 
 

@@ -174,6 +174,61 @@ def test_a_file_of_another_evaluation_is_refused(tmp_path: Path) -> None:
             evaluate(system, asked, out=out, progress=False, settings=settings)
 
 
+def test_another_system_of_the_same_name_never_gets_the_first_one_s_answers(tmp_path: Path) -> None:
+    out, settings = tmp_path / "eval.jsonl", {"checkpoint": "a"}
+    right = FakeSystem(lambda _: True)
+    assert evaluate(right, questions(4), out=out, progress=False, settings=settings).metrics()["em"].mean == 1.0
+    before = out.read_bytes()
+    with pytest.raises(CheckpointError, match=r"another evaluation \(weights: '\w+' there, '\w+' here\); delete it"):
+        evaluate(FakeSystem(lambda _: False), questions(4), out=out, progress=False, settings=settings)
+    assert out.read_bytes() == before
+    again = evaluate(FakeSystem(lambda _: True), questions(4), out=out, progress=False, settings=settings)
+    assert again.metrics()["em"].mean == 1.0
+
+
+@pytest.mark.parametrize("field", ["question", "answers", "gold_docs", "dataset", "type"])
+def test_questions_that_were_changed_in_place_are_refused(tmp_path: Path, field: str) -> None:
+    asked, out = questions(4), tmp_path / "eval.jsonl"
+    evaluate(FakeSystem(), asked, out=out, progress=False)
+    changed = [replace(asked[0], **{field: ("other",) if field in ("answers", "gold_docs") else "other"}), *asked[1:]]
+    with pytest.raises(CheckpointError, match=r"another evaluation \(questions: "):
+        evaluate(FakeSystem(), changed, out=out, progress=False)
+    with pytest.raises(CheckpointError, match=r"another evaluation \(batch: 64 there, 2 here\)"):
+        evaluate(FakeSystem(), asked, out=out, progress=False, batch=2)
+
+
+def test_a_file_without_an_identity_is_refused_from_either_side(tmp_path: Path) -> None:
+    class Nameless(FakeSystem):
+        def __init__(self) -> None:
+            super().__init__()
+            self.identity = None
+
+    out = tmp_path / "nameless.jsonl"
+    assert evaluate(Nameless(), questions(4), out=out, progress=False).metrics()["em"].n == 4
+    for system in (Nameless(), FakeSystem()):
+        with pytest.raises(CheckpointError, match=r"does not say by content what answered.*; delete it"):
+            evaluate(system, questions(4), out=out, progress=False)
+    assert load_result(out).metrics()["em"].n == 4  # it can still be read
+    known = tmp_path / "known.jsonl"
+    evaluate(FakeSystem(), questions(4), out=known, progress=False)
+    with pytest.raises(CheckpointError, match=r"fake has no identity.*; delete it"):
+        evaluate(Nameless(), questions(4), out=known, progress=False)
+    lines = known.read_text().splitlines(keepends=True)
+    header = json.loads(lines[0])
+    del header["evaluation"]["identity"], header["evaluation"]["batch"]
+    known.write_text(json.dumps(header) + "\n" + "".join(lines[1:]))  # as an earlier version wrote it
+    with pytest.raises(CheckpointError, match="an earlier version wrote it"):
+        evaluate(FakeSystem(), questions(4), out=known, progress=False)
+
+
+def test_rows_say_by_content_what_answered() -> None:
+    row = evaluate(FakeSystem(settings={"k": 3}), questions(4), progress=False, settings={"seed": 1}).row()
+    assert row["settings"] == {"weights": FakeSystem().identity["weights"], "tokens": 40, "k": 3, "seed": 1}
+    other = evaluate(FakeSystem(lambda _: False, settings={"k": 3}), questions(4), progress=False, settings={"seed": 1})
+    same = evaluate(FakeSystem(settings={"k": 3}), questions(4), progress=False, settings={"seed": 1})
+    assert compare(same, other).differing == ("weights",)
+
+
 def test_bad_inputs_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no question"):
         evaluate(FakeSystem(), [], progress=False)
@@ -208,7 +263,7 @@ def test_compare_pairs_by_id() -> None:
     assert got.ratio.mean == pytest.approx(1.5)
     assert got.mcnemar is not None
     assert (got.mcnemar.only_a, got.mcnemar.only_b) == (20, 10)
-    assert got.differing == ("k",)
+    assert got.differing == ("weights", "k")
     back = compare(b, a)
     assert back.difference.mean == pytest.approx(-0.25)
     assert compare(a, b, "printed_tokens").mcnemar is None

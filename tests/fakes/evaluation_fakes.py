@@ -9,6 +9,7 @@ from typing import Any
 from helpers_rollouts import InstantSession
 
 from rpl.agents.system import System
+from rpl.core.files import digest
 from rpl.core.records import PrimitiveCall, Question, Rollout, Trace, TraceError, Turn
 from rpl.executors.base import Executor, TokenCounter
 from rpl.retrieval.library.counting import CallCounts
@@ -47,6 +48,7 @@ class FakeSystem(System):
         calls_each: int = 0,
     ) -> None:
         self.name, self.settings, self.calls_each = name, settings or {"k": 3}, calls_each
+        self.identity = {"weights": digest(*(str(right(i)) for i in range(100))), "tokens": tokens}
         self.right, self.tokens, self.fail_on = right, tokens, fail_on
         self.batches: list[list[str]] = []
 

@@ -65,6 +65,7 @@ CONFIG = HarvestConfig(
 
 def run(questions, policy, environment, out, config=CONFIG, **more):
     model, renderer = policy
+    more = {"identity": {"weights": "tiny's"}} | more
     sampler = writing(policy, *TEXTS)
     return harvest(
         questions,
@@ -118,10 +119,15 @@ def test_the_control_runs_on_the_first_failures_with_their_budget(whole):
             assert all({"em", "gold_logprob", "answer"} == set(arm) for arm in record["extra"]["benefit"].values())
 
 
+def copy_settings(out, folder):
+    (folder / "repairs.settings.json").write_bytes(out.with_name("repairs.settings.json").read_bytes())
+
+
 @pytest.mark.parametrize("cut", [0.0, 0.3, 0.7, 0.999])
 def test_a_killed_harvest_resumes_to_the_same_file(cut, train, policy, environment, whole, tmp_path):
     complete = whole[0].read_bytes()
     out = tmp_path / "repairs.jsonl"
+    copy_settings(whole[0], tmp_path)
     out.write_bytes(complete[: int(cut * len(complete))])  # mid-line, as a kill leaves it
     told = []
     summary = run(train[:8], policy, environment, out, progress=told.append)
@@ -130,15 +136,14 @@ def test_a_killed_harvest_resumes_to_the_same_file(cut, train, policy, environme
     assert sum(told) == 8
 
 
-def test_a_finished_harvest_does_nothing_again(train, policy, whole):
+def test_a_finished_harvest_does_nothing_again(train, policy, environment, whole):
     class Unusable(Environment):
         @property
         def executor(self):
             raise AssertionError("nothing may run")
 
-    config = EnvironmentConfig(library=LibraryConfig(corpus="atlas-mini", bm25="memory"))
     before = whole[0].read_bytes()
-    with Unusable(config) as unusable:
+    with Unusable(environment.config) as unusable:
         assert run(train[:8], policy, unusable, whole[0]) == whole[1]
     assert whole[0].read_bytes() == before
 
@@ -149,8 +154,29 @@ def test_other_questions_or_settings_are_refused(train, policy, environment, who
         (tmp_path / f"repairs{suffix}").write_bytes(whole[0].with_name(f"repairs{suffix}").read_bytes())
     with pytest.raises(DataError, match=r"repairs.jsonl:1: holds question .* another harvest"):
         run(train[1:9], policy, environment, out)
-    with pytest.raises(DataError, match=r"begun with other settings \(seed\)"):
+    with pytest.raises(DataError, match=r"begun with other settings \(seed: 0 there, 1 here\); delete it"):
         run(train[:8], policy, environment, out, dataclasses.replace(CONFIG, seed=1))
+    changed = [dataclasses.replace(train[0], question="Who else?"), *train[1:8]]
+    with pytest.raises(DataError, match=r"other settings \(the questions\)"):
+        run(changed, policy, environment, out)
+    with pytest.raises(DataError, match=r"other settings \(weights: \"tiny's\" there, 'noise' here\)"):
+        run(train[:8], policy, environment, out, identity={"weights": "noise"})
+    limits = dataclasses.replace(environment.config.limits, calls=31)
+    other = Environment(dataclasses.replace(environment.config, limits=limits), environment.library)
+    with pytest.raises(DataError, match=r"limits.calls: 32 there, 31 here"):
+        run(train[:8], policy, other, out)
+    with pytest.raises(DataError, match="without digests of policy and questions; delete it"):
+        run(train[:8], policy, environment, out, identity=None)
+    (tmp_path / "repairs.settings.json").unlink()
+    with pytest.raises(DataError, match=r"\(repairs.settings.json\) are not beside it"):
+        run(train[:8], policy, environment, out)
+
+
+def test_more_questions_go_on_with_the_file_of_fewer(train, policy, environment, whole, tmp_path):
+    out = tmp_path / "repairs.jsonl"
+    run(train[:3], policy, environment, out)
+    run(train[:8], policy, environment, out)
+    assert out.read_bytes() == whole[0].read_bytes()
 
 
 @pytest.mark.parametrize("split", ["test", "val", ""])

@@ -1,6 +1,7 @@
 """The fingerprints of corpus files, remembered in the cache folder, so that a large file is not read each time.
 
-A file counts as unchanged while its path, size, time of change (in nanoseconds) and inode are the same.
+A file counts as unchanged while its path, size, inode and times of change (of content and of its record, both in
+nanoseconds) are the same.
 """
 
 from __future__ import annotations
@@ -83,7 +84,13 @@ def _state(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{path}: no such file ({error})") from error
     whole = os.path.realpath(path)
-    return {"path": whole, "size": found.st_size, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
+    return {
+        "path": whole,
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "ctime_ns": found.st_ctime_ns,
+        "inode": found.st_ino,
+    }
 
 
 def _memory(path: Path) -> Path:

@@ -27,6 +27,7 @@ class FaultInjection(Library):
         if fail_every < 1:
             raise ConfigError(f"fail_every must be at least 1, got {fail_every}")
         super().__init__(library.fingerprint)
+        self.identity = library.identity
         self.cache, self.cache_lock, self.counter = library.cache, library.cache_lock, library.counter
         self.fail_every = fail_every
         self.calls = 0

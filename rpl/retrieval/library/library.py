@@ -72,6 +72,8 @@ class Library(ABC):
 
     def __init__(self, fingerprint: str, cache_size: int = 50_000) -> None:
         self.fingerprint = fingerprint
+        self.identity: dict[str, Any] = {"library": fingerprint}
+        """What the fingerprint is made of, by name, so that a message can say what differs; JSON values."""
         self.cache: LRUCache[tuple[str, ...], tuple[Passage, ...]] = LRUCache(cache_size)
         self.cache_lock = threading.Lock()
         self.counter = CallCounter()
@@ -231,6 +233,8 @@ class LocalLibrary(Library):
         cache_size: int = 50_000,
     ) -> None:
         super().__init__(digest("library", corpus.fingerprint, settings), cache_size)
+        named = json.loads(settings) if settings.startswith("{") else {"library": settings}
+        self.identity = {"corpus_digest": corpus.fingerprint, **named}
         self.corpus = corpus
         self.bm25 = bm25
         self.dense = dense
