@@ -139,10 +139,9 @@ def operators() -> str:
 
 def primitives() -> str:
     """The primitives as programs call them, with what the policy is told of each."""
-    from rpl.policy.prompts import PRIMITIVE_NOTES
-    from rpl.programs.tables import PRIMITIVES
+    from rpl.programs.primitives import PRIMITIVES
 
-    rows = [f"| `{name}{signature}` | {escaped(PRIMITIVE_NOTES[name])} |" for name, signature in PRIMITIVES.items()]
+    rows = [f"| `{name}{primitive.signature}` | {escaped(primitive.note)} |" for name, primitive in PRIMITIVES.items()]
     return "\n".join(["| call | what it gives |", "| --- | --- |", *rows])
 
 

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from rpl.core.records import Passage
+from rpl.programs.primitives import PRIMITIVES, SERVED
 
-REMOTE = frozenset({"bm25", "dense", "rerank", "read", "links"})
+REMOTE = frozenset(SERVED)
 """Primitives that the parent serves; the others are computed in the worker."""
 
-LOCAL = frozenset({"fuse", "unique"})
+LOCAL = frozenset(PRIMITIVES) - REMOTE
 """Primitives that are pure functions of passages the program already holds."""
 
 MAX_LINE_BYTES = 16 * 2**20

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from rpl.core.errors import RetrieverError
 from rpl.core.records import Trace
-
-RETRIEVING = frozenset({"bm25", "dense", "rerank", "read", "links"})
-"""Primitives that the library serves; `fuse` and `unique` cost no retrieval."""
+from rpl.programs.primitives import SERVED
 
 
 class Budget:
@@ -48,7 +46,7 @@ class Budget:
             raise RetrieverError(f"an execution failed for reasons outside the program: {trace.infra_error}")
         self.executions += 1
         self._calls.update(
-            json.dumps([call.name, call.args], sort_keys=True) for call in trace.calls if call.name in RETRIEVING
+            json.dumps([call.name, call.args], sort_keys=True) for call in trace.calls if call.name in SERVED
         )
 
     def waste(self) -> None:

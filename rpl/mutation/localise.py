@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rpl.core.records import Question, Trace
+from rpl.core.records import PrimitiveCall, Question, Trace
+from rpl.programs.primitives import PRIMITIVES
 
 FailureKind = Literal["crashed", "never_fetched", "lost_in_rerank", "not_printed", "over_budget", "none"]
 
@@ -80,14 +81,13 @@ def _kind(missing: tuple[str, ...], fetched: set[str], trace: Trace) -> FailureK
         return "none"
     if any(i not in fetched for i in missing):
         return "never_fetched"
-    if any(i in _received(call.args) and i not in call.result_ids for call in trace.calls for i in missing):
+    if any(i in _received(call) and i not in call.result_ids for call in trace.calls for i in missing):
         return "lost_in_rerank"
     return "over_budget" if trace.omitted else "not_printed"
 
 
-def _received(args: dict[str, object]) -> tuple[str, ...]:
-    passages = args.get("passages")
-    return tuple(map(str, passages)) if isinstance(passages, list | tuple) else ()
+def _received(call: PrimitiveCall) -> tuple[str, ...]:
+    return PRIMITIVES[call.name].passage_ids(call.args) if call.name in PRIMITIVES else ()
 
 
 def _stages(gold: tuple[str, ...], trace: Trace) -> tuple[Stage, ...]:

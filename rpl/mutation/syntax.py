@@ -8,13 +8,16 @@ from collections.abc import Iterable, Iterator
 
 from rpl.mutation.sites import Site
 from rpl.programs.checks import bound_names
+from rpl.programs.primitives import PASSAGE_LISTS, PRIMITIVES, SEARCHES, SERVED
 from rpl.programs.printing import unparse
-from rpl.programs.tables import BUILTINS, GLOBALS, PRIMITIVES
+from rpl.programs.tables import BUILTINS, GLOBALS
 
-SEARCHES = ("bm25", "dense")
-"""Primitives that take a query and need no passages."""
-PASSAGE_LISTS = ("bm25", "dense", "fuse", "rerank", "links", "unique")
-"""Primitives that return a list of passages."""
+SOURCES = tuple(name for name in SERVED if not PRIMITIVES[name].named("passages"))
+"""Primitives that fetch passages by a text or an id, and need no list of them."""
+COUNTED = tuple(name for name in SERVED if PRIMITIVES[name].named("count"))
+"""Primitives that fetch as many passages as they are asked for."""
+QUERIED = tuple(name for name in PRIMITIVES if PRIMITIVES[name].named("query"))
+"""Primitives that take a query."""
 K_VALUES = (1, 2, 3, 5, 8, 10, 20)
 """The numbers of passages, and of rounds, that mutations choose from."""
 
@@ -62,7 +65,7 @@ def argument(call: ast.AST, name: str) -> ast.expr | None:
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
-    parameters = PRIMITIVES[primitive].parameters
+    parameters = PRIMITIVES[primitive].signature.parameters
     position = list(parameters).index(name)
     takes_any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
     if takes_any_number or position >= len(call.args) or any(isinstance(a, ast.Starred) for a in call.args):
@@ -85,7 +88,7 @@ def constant_k(call: ast.AST) -> int | None:
     value = argument(call, "k")
     if value is None:
         primitive = called(call)
-        default = PRIMITIVES[primitive].parameters["k"].default if primitive is not None else None
+        default = PRIMITIVES[primitive].signature.parameters["k"].default if primitive is not None else None
         return default if isinstance(default, int) else None
     if isinstance(value, ast.Constant) and type(value.value) is int:
         return value.value
@@ -126,7 +129,7 @@ def show(node: ast.AST | None) -> str:
 
 
 def is_search(site: Site) -> bool:
-    """Whether the node is a call of `bm25` or `dense` with a query."""
+    """Whether the node is a call of a search with a query."""
     return called(site.node) in SEARCHES and argument(site.node, "query") is not None
 
 
@@ -166,7 +169,7 @@ def loops_over_passages(node: ast.AST) -> bool:
     """As `is_passage_loop`, of a node."""
     if not (isinstance(node, ast.For) and isinstance(node.target, ast.Name)):
         return False
-    if called(node.iter) in PASSAGE_LISTS or contains(node.iter, ("bm25", "dense", "fuse", "rerank", "links")):
+    if contains(node.iter, PASSAGE_LISTS):
         return True
     if contains(node.iter, ("range", "enumerate", "zip")):
         return False

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from rpl.core.answers import normalize_answer
 from rpl.core.records import Passage, Question, Trace
 from rpl.mutation.localise import coverage
+from rpl.programs.primitives import PRIMITIVES
 
 Lookup = Callable[[str], Passage]
 """Returns the passage of an id; raises `KeyError` where there is none."""
@@ -101,11 +102,12 @@ def leaks(program: str, question: Question, trace: Trace, lookup: Lookup) -> tup
     found: dict[str, None] = {}
     seen_ids: dict[str, None] = {}
     for call in trace.calls:
-        query = _padded(str(call.args.get("query", "")))
+        primitive = PRIMITIVES[call.name]
+        query = _padded(" ".join(str(call.args.get(name, "")) for name in primitive.named("query")))
         for alias in aliases:
             if alias in query and not _occurs(alias, seen_ids, lookup):
                 found[alias.strip()] = None
-        for name in ("passage_id", "passage"):
+        for name in primitive.named("passage"):
             wanted = call.args.get(name)
             if wanted in gold and wanted not in seen_ids and str(wanted) not in question.question:
                 found[str(wanted)] = None

@@ -13,17 +13,6 @@ COMPACT = "Question: {question}\nWrite a search program, read its result, then a
 
 DIRECT = "Question: {question}\nReply with the short answer only."
 
-PRIMITIVE_NOTES = {
-    "bm25": "keyword search; a list of passages, best first",
-    "dense": "nearest neighbours in the embedding space; a list of passages, best first",
-    "fuse": "joins several lists of passages by reciprocal rank",
-    "rerank": "sorts a list of passages anew, most relevant to the query first",
-    "read": "the passage with this id",
-    "links": "passages whose title the text of a passage mentions",
-    "unique": "the passages without repeats",
-}
-"""One line for each primitive, in the words of the documented prompt."""
-
 EXAMPLE = (
     "What is the currency of the country in which Lyon lies?",
     "for city in bm25('Lyon', k=1):\n    print(city)\n    for page in links(city, k=2):\n        print(page)",
@@ -80,7 +69,7 @@ def user_message(style: Style, thinking: bool) -> str:
         thinking="You may think in plain text before a tag." if thinking else "Write nothing outside these tags.",
         builtins=" ".join(sorted(BUILTINS)),
         max_k=MAX_K,
-        primitives="\n".join(f"{name}{signature}: {PRIMITIVE_NOTES[name]}" for name, signature in PRIMITIVES.items()),
+        primitives="\n".join(f"{name}{p.signature}: {p.note}" for name, p in PRIMITIVES.items()),
         example_question=question,
         example_program=program,
         example_observation=observation,

@@ -6,6 +6,7 @@ import ast
 import math
 
 from rpl.core.errors import ForbiddenConstruct, ProgramSyntaxError
+from rpl.programs.primitives import PRIMITIVES
 from rpl.programs.refusals import MODULE_HINT, MODULES, REFUSED_ARGUMENTS, REFUSED_BUILTINS, REFUSED_NODES
 from rpl.programs.tables import (
     ALLOWED_NODES,
@@ -16,7 +17,6 @@ from rpl.programs.tables import (
     MAX_INT,
     MAX_LOOP_DEPTH,
     MAX_STRING_CHARS,
-    PRIMITIVES,
 )
 
 _ANY_ATTRIBUTE = frozenset[str]().union(*ATTRIBUTES.values())

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from rpl.core.errors import ProgramSyntaxError
 from rpl.programs.checks import Checker
+from rpl.programs.primitives import PRIMITIVES
 from rpl.programs.printing import check_fstrings, unparse
 from rpl.programs.refusals import syntax_message
 from rpl.programs.tables import (
@@ -28,7 +29,6 @@ from rpl.programs.tables import (
     MAX_LOOP_DEPTH,
     MAX_SOURCE_CHARS,
     MAX_STRING_CHARS,
-    PRIMITIVES,
 )
 
 __all__ = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import Parameter, Signature
 from types import MappingProxyType
-from typing import Any
+
+from rpl.programs.primitives import PRIMITIVES
 
 
 def _words(text: str) -> frozenset[str]:
@@ -22,31 +22,6 @@ MAX_STRING_CHARS = 2_000
 """Longest string literal."""
 MAX_INT = 10**12
 """Largest integer literal."""
-
-
-def _signature(*required: str, **optional: Any) -> Signature:
-    kind = Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [
-        Parameter(name.lstrip("*"), Parameter.VAR_POSITIONAL if name.startswith("*") else kind) for name in required
-    ]
-    after_star = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
-    for name, default in optional.items():
-        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY if after_star else kind, default=default))
-    return Signature(parameters)
-
-
-PRIMITIVES: Mapping[str, Signature] = MappingProxyType(
-    {
-        "bm25": _signature("query", k=10),
-        "dense": _signature("query", k=10),
-        "fuse": _signature("*lists", k=None),
-        "rerank": _signature("query", "passages", k=None),
-        "read": _signature("passage_id"),
-        "links": _signature("passage", k=10),
-        "unique": _signature("passages"),
-    }
-)
-"""Name of each primitive -> its parameters and their defaults."""
 
 BUILTINS: frozenset[str] = _words(
     "len range enumerate zip sorted reversed min max sum any all abs round int float str bool list dict set tuple print"
@@ -85,7 +60,6 @@ ALLOWED_NODES: frozenset[str] = _words(
 
 GENERATOR_READERS: frozenset[str] = _words(
     "any all sum min max sorted list tuple set dict enumerate zip "
-    "fuse rerank unique "
     "join extend update union intersection difference symmetric_difference issubset issuperset isdisjoint"
-)
+) | {name for name, primitive in PRIMITIVES.items() if primitive.named("passages", "lists")}
 """Functions and methods that read a generator to its end or hand it on to a loop, and never keep it."""

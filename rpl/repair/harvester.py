@@ -16,6 +16,7 @@ from rpl.mutation.search import repair
 from rpl.mutation.verify import GoldVerifier
 from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import Program, parse
+from rpl.programs.primitives import SERVED
 from rpl.repair.benefit import Answerer, Benefit, Evidence
 from rpl.repair.config import HarvestConfig
 from rpl.repair.control import ControlResult, ControlTask, resample
@@ -62,7 +63,7 @@ class Harvester:
     ) -> None:
         self._renderer, self._sampler, self._config = renderer, sampler, config
         self._executor, library = environment.executor, environment.library
-        self._without = {"dense", "rerank"} - set(library.primitives)
+        self._without = set(SERVED) - set(library.primitives)
         self._verifier = GoldVerifier(library.passage)
         self._model_name, self._written = model_name, written
         self._seed_program = parse(config.seed_program)

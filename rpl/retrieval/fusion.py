@@ -5,7 +5,7 @@ Pure and free of third-party imports, because the sandbox worker runs them besid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rpl.core.errors import PrimitiveError
@@ -68,3 +68,7 @@ def unique(passages: Iterable[Passage], caller: str = "unique") -> list[Passage]
             raise PrimitiveError(f"{caller} must hold passages only, got {type(item).__name__}")
         kept.setdefault(item.id, item)
     return list(kept.values())
+
+
+COMPUTED: Mapping[str, Callable[..., list[Passage]]] = {"fuse": reciprocal_rank_fusion, "unique": unique}
+"""Primitives that the sandbox worker computes by itself -> the function, called with the arguments by name."""

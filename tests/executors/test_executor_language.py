@@ -230,8 +230,8 @@ def test_local_primitives_are_computed_and_recorded():
             "fuse: list 1 must hold passages only, got a list; join lists with + or give them one by one",
         ),
         ("fuse(bm25('a'), k=0)", "fuse: k must be a whole number from 1 to 100, got 0"),
-        ("unique(bm25('a')[0])", "unique must be a list of passages, got Passage"),
-        ("unique(3)", "unique must be a list of passages, got int"),
+        ("unique(bm25('a')[0])", "unique: passages must be a list of passages, got Passage"),
+        ("unique(3)", "unique: passages must be a list of passages, got int"),
         ("bm25('refuse')", "refused"),
     ],
 )

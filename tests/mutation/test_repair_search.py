@@ -212,7 +212,11 @@ def test_operators_for_the_failure_come_first():
     lost = a_trace(calls=(a_trace(fetched=("city", "land")).calls[0],), printed=())
     assert localise(QUESTION, lost).kind == "not_printed"
     reranked = dataclasses.replace(
-        lost, calls=(*lost.calls, dataclasses.replace(lost.calls[0], args={"passages": ["land"]}, result_ids=()))
+        lost,
+        calls=(
+            *lost.calls,
+            dataclasses.replace(lost.calls[0], name="rerank", args={"passages": ["land"]}, result_ids=()),
+        ),
     )
     first = next(neighbours(parent, localise(QUESTION, reranked), collect_donors("Lyon?"), frozenset()))
     assert first.operator == "change_k" or first.operator == "remove_rerank"

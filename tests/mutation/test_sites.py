@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -124,29 +125,20 @@ def test_an_operator_that_would_not_be_found_is_refused(arguments: dict, message
 
 def test_a_new_operator_is_one_file(tmp_path: Path) -> None:
     shutil.copytree(Path(rpl.__file__).parent, tmp_path / "rpl", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "rpl/mutation/operators/shouting.py").write_text(
-        "import ast\n"
-        "from rpl.mutation.edits import Edit, operator\n"
-        "from rpl.mutation.sites import sites\n"
-        "from rpl.mutation.syntax import is_search, argument, with_argument\n\n\n"
-        '@operator(turn=220, first="nothing_fetched")\n'
-        "def shout(program, donors):\n"
-        "    for site in sites(program.tree, is_search):\n"
-        "        text = argument(site.node, 'query').value.upper()\n"
-        "        yield Edit(site, with_argument(site.node, 'query', ast.Constant(value=text)), 'shout')\n",
-        encoding="utf-8",
-    )
+    docs = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    [(file, code)] = re.findall(r'```python title="(rpl/mutation/operators/.*?)"\n(.*?)```', docs, re.DOTALL)
+    (tmp_path / file).write_text(code, encoding="utf-8")
     script = (
         "from rpl.mutation.donors import Donors\n"
         "from rpl.mutation.registry import OPERATORS, mutate\n"
         "from rpl.mutation.scheduling import PREFERENCES\n"
         "from rpl.programs.grammar import parse\n"
-        "assert list(OPERATORS)[-1] == 'shout' and 'shout' in PREFERENCES['nothing_fetched'][0]\n"
-        "[mutant] = mutate(parse(\"print(bm25('a'))\"), Donors(), ['shout'])\n"
+        "assert list(OPERATORS)[-1] == 'lower_case' and 'lower_case' in PREFERENCES['nothing_fetched'][0]\n"
+        "[mutant] = mutate(parse(\"print(bm25('A'))\"), Donors(), ['lower_case'])\n"
         "print(mutant.program.source, mutant.edit)\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
     )
-    assert ran.stdout.strip() == "print(bm25('A')) line 1: shout", ran.stderr
-    assert "shout" not in OPERATORS
+    assert ran.stdout.strip() == "print(bm25('a')) line 1: ask in lower case", ran.stderr
+    assert "lower_case" not in OPERATORS

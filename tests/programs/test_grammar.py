@@ -372,9 +372,9 @@ def test_doubtful_text_neither_warns_nor_fails(source: str) -> None:
 
 
 def test_primitives_name_their_parameters_and_defaults() -> None:
-    assert str(PRIMITIVES["bm25"]) == "(query, k=10)"
-    assert str(PRIMITIVES["fuse"]) == "(*lists, k=None)"
-    assert PRIMITIVES["rerank"].bind("q", [], k=3).arguments == {"query": "q", "passages": [], "k": 3}
+    assert str(PRIMITIVES["bm25"].signature) == "(query, k=10)"
+    assert str(PRIMITIVES["fuse"].signature) == "(*lists, k=None)"
+    assert PRIMITIVES["rerank"].signature.bind("q", [], k=3).arguments == {"query": "q", "passages": [], "k": 3}
     assert not PRIMITIVES.keys() & BUILTINS
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from rpl.core.records import Passage, TraceError
 from rpl.executors.parent.process import WorkerGone
 from rpl.executors.protocol import clean
-from rpl.executors.runtime.primitives import MAX_ID_CHARS
+from rpl.programs.primitives import MAX_ID_CHARS, PRIMITIVES, Argument, Kind
 from rpl.retrieval.base import MAX_K, MAX_QUERY_CHARS
 
 MAX_ERROR_CHARS = 1_000
@@ -39,11 +39,11 @@ def arguments(name: str, args: Any, known: Known) -> dict[str, Any]:
     Raises:
         WorkerGone: They are not what an honest worker sends.
     """
-    checks = _ARGUMENTS[name]
-    if type(args) is not dict or args.keys() != checks.keys():
+    takes = PRIMITIVES[name].takes
+    if type(args) is not dict or args.keys() != {argument.name for argument in takes}:
         raise WorkerGone(f"the arguments of its call of {name} are malformed")
     try:
-        return {key: check(args[key], known) for key, check in checks.items()}
+        return {argument.name: _CHECKS[argument.kind](args[argument.name], argument, known) for argument in takes}
     except (TypeError, ValueError, KeyError):
         raise WorkerGone(f"the arguments of its call of {name} are malformed") from None
 
@@ -55,7 +55,7 @@ def passage_ids(value: Any, known: Known) -> list[str]:
         WorkerGone: It is not a list of them.
     """
     try:
-        return _known_ids(value, known)
+        return _known_ids(value, None, known)
     except (TypeError, KeyError):
         raise WorkerGone("it names a passage that it did not fetch") from None
 
@@ -98,47 +98,42 @@ def failure(value: Any) -> TraceError | None:
     raise WorkerGone("its error is malformed")
 
 
-def _query(value: Any, known: Known) -> str:
+def _query(value: Any, argument: Argument, known: Known) -> str:
     if type(value) is not str or not 0 < len(value) <= MAX_QUERY_CHARS:
         raise ValueError
     return clean(value)
 
 
-def _identifier(value: Any, known: Known) -> str:
+def _identifier(value: Any, argument: Argument, known: Known) -> str:
     if type(value) is not str or not 0 < len(value) <= MAX_ID_CHARS:
         raise ValueError
     return clean(value)
 
 
-def _k(value: Any, known: Known) -> int:
+def _count(value: Any, argument: Argument, known: Known) -> int | None:
+    if value is None and argument.default is None:
+        return None
     if type(value) is not int or not 1 <= value <= MAX_K:
         raise ValueError
     return value
 
 
-def _k_or_none(value: Any, known: Known) -> int | None:
-    return None if value is None else _k(value, known)
-
-
-def _known_ids(value: Any, known: Known) -> list[str]:
+def _known_ids(value: Any, argument: Argument | None, known: Known) -> list[str]:
     if type(value) is not list:
         raise TypeError
     return [known[identifier].id for identifier in value]
 
 
-def _lists(value: Any, known: Known) -> list[list[str]]:
+def _lists(value: Any, argument: Argument, known: Known) -> list[list[str]]:
     if type(value) is not list:
         raise TypeError
-    return [_known_ids(each, known) for each in value]
+    return [_known_ids(each, argument, known) for each in value]
 
 
-_SEARCH: dict[str, Callable[[Any, Known], Any]] = {"query": _query, "k": _k}
-_ARGUMENTS: dict[str, dict[str, Callable[[Any, Known], Any]]] = {
-    "bm25": _SEARCH,
-    "dense": _SEARCH,
-    "rerank": {"query": _query, "passages": _known_ids, "k": _k_or_none},
-    "read": {"passage_id": _identifier},
-    "links": {"passage": _identifier, "k": _k},
-    "fuse": {"lists": _lists, "k": _k_or_none},
-    "unique": {"passages": _known_ids},
+_CHECKS: dict[Kind, Callable[[Any, Argument, Known], Any]] = {
+    "query": _query,
+    "count": _count,
+    "passage": _identifier,
+    "passages": _known_ids,
+    "lists": _lists,
 }

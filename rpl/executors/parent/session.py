@@ -19,6 +19,7 @@ from rpl.executors.parent.process import Worker, WorkerGone, WorkerTimeout
 from rpl.executors.parent.service import LibraryService, ServiceTimeout
 from rpl.executors.parent.threads import LeftBehind
 from rpl.executors.protocol import LOCAL, MAX_PRINTED_CHARS, MAX_PRINTED_ITEMS, REMOTE, clean, pack_passages
+from rpl.programs.primitives import PRIMITIVES
 
 
 @dataclass
@@ -192,7 +193,7 @@ class Session:
             raise WorkerGone("it noted more calls than it may make")
         checked = requests.arguments(name, args, self._known)
         results = tuple(requests.passage_ids(ids, self._known))
-        self._ids += len(results) + sum(map(len, checked["lists"] if name == "fuse" else [checked["passages"]]))
+        self._ids += len(results) + len(PRIMITIVES[name].passage_ids(checked))
         if self._ids > 2 * self.limits.fuel:  # each passage handed to a local call burns fuel
             raise WorkerGone("it noted more passages than it can have read")
         self.calls.append(PrimitiveCall(name, checked, results, requests.line_number(line)))

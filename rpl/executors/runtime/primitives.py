@@ -1,28 +1,23 @@
 """The primitives as a program sees them: argument checks, budgets, and the record of every call.
 
-`bm25`, `dense`, `rerank`, `read` and `links` are served by the host; `fuse` and `unique` are computed here. Bad
-arguments raise `PrimitiveError` with what is allowed. Standard library only: the worker imports this file.
+Which they are, what they take and who serves them stands in `rpl.programs.primitives`. Bad arguments raise
+`PrimitiveError` with what is allowed. Standard library only: the worker imports this file.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from rpl.core.errors import BudgetExceeded, PrimitiveError
 from rpl.core.records import Passage
 from rpl.executors.runtime.fuel import Fuel
 from rpl.executors.runtime.values import ProgramPassage, as_program_passage
-from rpl.programs.grammar import PRIMITIVES
+from rpl.programs.primitives import MAX_ID_CHARS, PRIMITIVES, REQUIRED, Argument, Primitive
 from rpl.retrieval.base import MAX_K, MAX_QUERY_CHARS
-from rpl.retrieval.fusion import reciprocal_rank_fusion, unique
-
-MAX_ID_CHARS = 1_000
-"""Longest passage id."""
-
-F = TypeVar("F", bound=Callable[..., Any])
+from rpl.retrieval.fusion import COMPUTED, unique
 
 
 @dataclass(frozen=True)
@@ -59,12 +54,12 @@ class Host(ABC):
         """Emits a printed passage."""
 
 
-_PLAIN: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    name: (tuple(parameters), {p.name: p.default for p in parameters.values() if p.default is not p.empty})
-    for name, parameters in ((name, signature.parameters) for name, signature in PRIMITIVES.items())
-    if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
+_PLAIN = {
+    name: {argument.name: argument.default for argument in primitive.takes if argument.default is not REQUIRED}
+    for name, primitive in PRIMITIVES.items()
+    if not primitive.named("lists")
 }
-"""Names and defaults of the primitives with a fixed number of arguments; `Signature.bind` takes ten times as long."""
+"""Defaults of the primitives with a fixed number of arguments; `Signature.bind` takes ten times as long."""
 
 
 class Primitives:
@@ -79,69 +74,68 @@ class Primitives:
 
     def names(self) -> dict[str, Any]:
         """Returns the primitives under their names; exactly those of the grammar."""
-        return {name: self._checked(name, getattr(self, f"_{name}")) for name in PRIMITIVES}
+        return {name: self._function(primitive) for name, primitive in PRIMITIVES.items()}
 
-    def _checked(self, name: str, function: F) -> Callable[..., Any]:
-        signature = PRIMITIVES[name]
-        names, defaults = _PLAIN.get(name, ((), {}))
-        wanted = frozenset(names)
+    def _function(self, primitive: Primitive) -> Callable[..., Any]:
+        name, signature = primitive.name, primitive.signature
+        names, defaults = tuple(argument.name for argument in primitive.takes), _PLAIN.get(name)
 
-        def primitive(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: Any, **kwargs: Any) -> Any:
             self.fuel.burn()
-            given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-            once = len(args) <= len(names) and kwargs.keys().isdisjoint(names[: len(args)])
-            if wanted and once and given.keys() == wanted:
-                return function(**given)
+            if defaults is not None:
+                given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+                once = len(args) <= len(names) and kwargs.keys().isdisjoint(names[: len(args)])
+                if once and given.keys() == frozenset(names):
+                    return self._run(primitive, given)
             try:  # an error, or a signature that takes any number of values
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise PrimitiveError(f"{name}: {error}; it is called as {name}{signature}") from None
             bound.apply_defaults()
-            return function(**bound.arguments)
+            return self._run(primitive, bound.arguments)
 
-        return primitive
+        return function
 
-    def _bm25(self, query: Any, k: Any) -> list[ProgramPassage]:
-        return self._search("bm25", query, k)
-
-    def _dense(self, query: Any, k: Any) -> list[ProgramPassage]:
-        return self._search("dense", query, k)
-
-    def _search(self, name: str, query: Any, k: Any) -> list[ProgramPassage]:
-        return self._remote(name, {"query": _query(name, query), "k": _k(name, k)})
-
-    def _rerank(self, query: Any, passages: Any, k: Any) -> list[ProgramPassage]:
-        query = _query("rerank", query)
-        candidates = self._passages(passages, "rerank: passages")
-        if k is not None:
-            k = _k("rerank", k)
-        return self._remote("rerank", {"query": query, "passages": [p.id for p in candidates], "k": k})
-
-    def _read(self, passage_id: Any) -> ProgramPassage:
-        identifier = _identifier("read: passage_id", passage_id)
-        found = self._remote("read", {"passage_id": identifier})
+    def _run(self, primitive: Primitive, given: Mapping[str, Any]) -> Any:
+        """Checks the arguments of a call, in order, and has it served or computes it."""
+        name = primitive.name
+        values = {a.name: self._checked(name, a, given[a.name]) for a in primitive.takes}
+        self.calls += 1
+        if self.calls > self.limits.calls:
+            raise BudgetExceeded("calls", f"the program made more than {self.limits.calls} primitive calls")
+        if primitive.served_by == "worker":
+            results = COMPUTED[name](**values)
+            self.host.record(name, {a.name: _as_ids(a, values[a.name]) for a in primitive.takes}, results)
+            return [as_program_passage(p) for p in results]
+        found = self._ask(name, {a.name: _as_ids(a, values[a.name], once=True) for a in primitive.takes})
+        if primitive.returns == "passages":
+            return found
         if not found:
-            raise PrimitiveError(f"read: there is no passage with id {identifier!r}")
+            raise PrimitiveError(f"{name}: there is no passage with id {next(iter(values.values()))!r}")
         return found[0]
 
-    def _links(self, passage: Any, k: Any) -> list[ProgramPassage]:
-        return self._remote("links", {"passage": _identifier("links: passage", passage), "k": _k("links", k)})
+    def _ask(self, name: str, args: dict[str, Any]) -> list[ProgramPassage]:
+        results = [as_program_passage(p) for p in self.host.call(name, args)]
+        self.fetched += len(results)
+        if self.fetched > self.limits.passages:
+            raise BudgetExceeded("passages", f"the program fetched more than {self.limits.passages} passages")
+        return results
 
-    def _fuse(self, lists: tuple[Any, ...], k: Any) -> list[ProgramPassage]:
-        if not lists:
-            raise PrimitiveError("fuse: give at least one list of passages, as in fuse(bm25(q), dense(q))")
-        ranked = [self._passages(each, f"fuse: list {number}") for number, each in enumerate(lists, start=1)]
-        if k is not None:
-            k = _k("fuse", k)
-        fused = reciprocal_rank_fusion(ranked, k)
-        return self._local("fuse", {"lists": [[p.id for p in each] for each in ranked], "k": k}, fused)
-
-    def _unique(self, passages: Any) -> list[ProgramPassage]:
-        if isinstance(passages, str | Passage | dict):
-            unique(passages)  # type: ignore[arg-type]  # raises with its own words
-        values = list(self.fuel.steps(passages)) if hasattr(passages, "__iter__") else passages
-        kept = unique(values)
-        return self._local("unique", {"passages": [p.id for p in values]}, kept)
+    def _checked(self, name: str, argument: Argument, value: Any) -> Any:
+        """Returns the value of an argument as the program may give it; lists become lists of passages."""
+        match argument.kind:
+            case "query":
+                return _query(name, value)
+            case "count":
+                return None if value is None and argument.default is None else _k(name, value)
+            case "passage":
+                return _identifier(f"{name}: {argument.name}", value)
+            case "passages":
+                return self._passages(value, f"{name}: {argument.name}")
+            case "lists":
+                if not value:
+                    raise PrimitiveError(f"{name}: give at least one list of passages, as in {name}(bm25(q), dense(q))")
+                return [self._passages(each, f"{name}: list {number}") for number, each in enumerate(value, start=1)]
 
     def _passages(self, value: Any, what: str) -> list[Passage]:
         if isinstance(value, list | tuple) and any(isinstance(item, list | tuple) for item in value):
@@ -150,25 +144,18 @@ class Primitives:
             )
         if hasattr(value, "__iter__") and not isinstance(value, str | Passage | dict):
             value = list(self.fuel.steps(value))
-        return unique(value, caller=what)
+        unique(value, caller=what)  # raises where it is no list of passages
+        return value
 
-    def _count_call(self) -> None:
-        self.calls += 1
-        if self.calls > self.limits.calls:
-            raise BudgetExceeded("calls", f"the program made more than {self.limits.calls} primitive calls")
 
-    def _remote(self, name: str, args: dict[str, Any]) -> list[ProgramPassage]:
-        self._count_call()
-        results = [as_program_passage(p) for p in self.host.call(name, args)]
-        self.fetched += len(results)
-        if self.fetched > self.limits.passages:
-            raise BudgetExceeded("passages", f"the program fetched more than {self.limits.passages} passages")
-        return results
-
-    def _local(self, name: str, args: dict[str, Any], results: Sequence[Passage]) -> list[ProgramPassage]:
-        self._count_call()
-        self.host.record(name, args, results)
-        return [as_program_passage(p) for p in results]
+def _as_ids(argument: Argument, value: Any, *, once: bool = False) -> Any:
+    """Returns an argument as JSON: ids in place of passages."""
+    if argument.kind == "passages":
+        ids = [p.id for p in value]
+        return list(dict.fromkeys(ids)) if once else ids
+    if argument.kind == "lists":
+        return [[p.id for p in each] for each in value]
+    return value
 
 
 def _query(name: str, value: Any) -> str:

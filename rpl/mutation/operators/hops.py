@@ -9,7 +9,6 @@ from rpl.mutation.donors import Donors
 from rpl.mutation.edits import Edit, operator
 from rpl.mutation.sites import Site, replaced, sites
 from rpl.mutation.syntax import (
-    PASSAGE_LISTS,
     argument,
     called,
     contains,
@@ -25,6 +24,7 @@ from rpl.mutation.syntax import (
     with_body,
 )
 from rpl.programs.grammar import Program
+from rpl.programs.primitives import PASSAGE_LISTS, PRIMITIVES
 
 _UNION_QUERIES = 16
 _FOLLOW_UP_WORDS = 4
@@ -59,7 +59,7 @@ def _is_direct_print(site: Site) -> bool:
     if len(args) != 1:
         return False
     value = args[0].value if isinstance(args[0], ast.Subscript) else args[0]
-    return called(value) in (*PASSAGE_LISTS, "read")
+    return called(value) in PRIMITIVES
 
 
 @operator(turn=30, first="part_fetched", second="nothing_fetched")

@@ -9,9 +9,8 @@ from rpl.mutation.donors import Donors
 from rpl.mutation.edits import Edit, operator
 from rpl.mutation.sites import Site, sites
 from rpl.mutation.syntax import (
+    COUNTED,
     K_VALUES,
-    PASSAGE_LISTS,
-    SEARCHES,
     called,
     calling,
     constant_k,
@@ -24,6 +23,7 @@ from rpl.mutation.syntax import (
     with_body,
 )
 from rpl.programs.grammar import Program
+from rpl.programs.primitives import PASSAGE_LISTS, SEARCHES
 
 _SLICES = (1, 2, 3, 5)
 
@@ -85,7 +85,7 @@ def print_budget(program: Program, donors: Donors) -> Iterator[Edit]:
             yield Edit(site, calling("unique", site.node), "each passage once")
     for n in _SLICES:
         for site in sources:
-            at_most = constant_k(site.node) if called(site.node) in (*SEARCHES, "links") else None
+            at_most = constant_k(site.node) if called(site.node) in COUNTED else None
             if not isinstance(site.node, ast.Subscript) and n < (at_most or n + 1):
                 first = ast.Subscript(site.node, ast.Slice(upper=ast.Constant(value=n)), ast.Load())
                 yield Edit(site, first, f"only the first {n}")

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from rpl.mutation.donors import Donors
 from rpl.mutation.edits import Edit, operator
 from rpl.mutation.sites import Site, replaced, sites
-from rpl.mutation.syntax import SEARCHES, argument, called, expression, is_search, name, show, statements
+from rpl.mutation.syntax import QUERIED, argument, called, expression, is_search, name, show, statements
 from rpl.programs.grammar import Program
+from rpl.programs.primitives import SEARCHES
 
 
 def _is_query(site: Site) -> bool:
@@ -19,7 +20,7 @@ def _is_query(site: Site) -> bool:
     if not isinstance(site.node, ast.expr):
         return False
     call = site.ancestors[-2] if isinstance(parent, ast.keyword) else parent
-    if called(call) in (*SEARCHES, "rerank") and argument(call, "query") is site.node:
+    if called(call) in QUERIED and argument(call, "query") is site.node:
         return True
     if not (isinstance(site.node, ast.Constant) and isinstance(site.node.value, str)):
         return False

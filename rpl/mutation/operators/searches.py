@@ -9,9 +9,8 @@ from rpl.mutation.donors import Donors
 from rpl.mutation.edits import Edit, operator
 from rpl.mutation.sites import Site, sites
 from rpl.mutation.syntax import (
+    COUNTED,
     K_VALUES,
-    PASSAGE_LISTS,
-    SEARCHES,
     argument,
     called,
     calling,
@@ -23,6 +22,7 @@ from rpl.mutation.syntax import (
     with_argument,
 )
 from rpl.programs.grammar import Program
+from rpl.programs.primitives import PASSAGE_LISTS, SEARCHES
 
 
 @operator(turn=100, first="crashed")
@@ -40,7 +40,7 @@ def _swapped(call: ast.Call) -> ast.Call:
 
 
 def _has_k(site: Site) -> bool:
-    return called(site.node) in (*SEARCHES, "rerank", "links") and bool(site.node.args)
+    return called(site.node) in COUNTED and bool(site.node.args)
 
 
 @operator(

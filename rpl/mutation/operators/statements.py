@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rpl.mutation.donors import Donors
 from rpl.mutation.edits import Edit, operator
 from rpl.mutation.sites import Site, sites
-from rpl.mutation.syntax import called, contains, is_search, show
+from rpl.mutation.syntax import SOURCES, called, contains, is_search, show
 from rpl.programs.grammar import Program
 
 
@@ -23,7 +23,7 @@ def crossover(program: Program, donors: Donors) -> Iterator[Edit]:
             continue
         theirs = sibling.tree
         for statement in theirs.body:
-            if not contains(statement, ("bm25", "dense", "read")):
+            if not contains(statement, SOURCES):
                 continue
             yield Edit(last, [last.node, statement], f"append from a sibling: {show(statement)}", line=end)
             for site in tops:

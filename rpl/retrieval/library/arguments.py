@@ -6,26 +6,9 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from rpl.core.errors import PrimitiveError
+from rpl.programs.primitives import MAX_RERANK, PRIMITIVES, SEARCHES, SERVED, Argument
 from rpl.retrieval.base import MAX_K, MAX_QUERY_CHARS
 from rpl.retrieval.corpus.corpus import is_encodable
-
-PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "bm25": ("query", "k"),
-    "dense": ("query", "k"),
-    "rerank": ("query", "passages", "k"),
-    "read": ("passage_id",),
-    "links": ("passage", "k"),
-}
-"""The primitives that a library serves, and what each takes."""
-
-SEARCHES = ("bm25", "dense")
-"""The primitives that find passages for a query; for an empty one they find none."""
-
-DEFAULT_K = 10
-"""The `k` of a search that does not name one."""
-
-MAX_RERANK = 200
-"""The most passages one call of `rerank` accepts."""
 
 
 def check_arguments(
@@ -42,26 +25,25 @@ def check_arguments(
     Raises:
         PrimitiveError: The call is the program's fault; the message says what is allowed.
     """
-    if name not in PARAMETERS:
+    if name not in SERVED:
         raise PrimitiveError(f"unknown primitive {name!r}; this library offers {', '.join(offered)}")
     if name not in offered:
         raise PrimitiveError(f"{name} is not available in this library")
-    takes = PARAMETERS[name]
+    takes = {argument.name: argument for argument in PRIMITIVES[name].takes}
     surplus = [key for key in args if key not in takes]
     if surplus:
         raise PrimitiveError(f"{name} takes {', '.join(takes)}; it does not take {', '.join(map(repr, surplus))}")
-    checked: dict[str, Any] = {}
-    for key in takes:
-        value = args.get(key)
-        if key == "query":
-            checked[key] = _query(name, value)
-        elif key == "k":
-            checked[key] = _count(name, value, None if name == "rerank" else DEFAULT_K)
-        elif key == "passages":
-            checked[key] = _ids(name, value, known)
-        else:
-            checked[key] = _id(name, value, known)
-    return checked
+    return {key: _checked(name, argument, args.get(key), known) for key, argument in takes.items()}
+
+
+def _checked(name: str, argument: Argument, value: Any, known: Container[str] | None) -> Any:
+    if argument.kind == "query":
+        return _query(name, value)
+    if argument.kind == "count":
+        return argument.default if value is None else _count(name, value)
+    if argument.kind == "passages":
+        return _ids(name, value, known)
+    return _id(name, value, known)
 
 
 def _query(name: str, value: Any) -> str:
@@ -77,9 +59,7 @@ def _query(name: str, value: Any) -> str:
     return query
 
 
-def _count(name: str, value: Any, default: int | None) -> int | None:
-    if value is None:
-        return default
+def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise PrimitiveError(f"{name}: k must be a whole number from 1 to {MAX_K}, got {_show(value)}")
     if not 1 <= value <= MAX_K:

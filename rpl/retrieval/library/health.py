@@ -15,8 +15,8 @@ from functools import partial
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Passage
+from rpl.programs.primitives import FULL_TEXT
 from rpl.retrieval.canary import CanaryReport, canary_query, probe_passages
-from rpl.retrieval.library.arguments import SEARCHES
 from rpl.retrieval.library.library import Library
 
 ATTEMPTS = 3
@@ -67,7 +67,7 @@ class HealthResult:
 
 def check(library: Library) -> list[HealthResult]:
     """Asks every primitive of a library for what it must find; never raises for a backend that fails."""
-    checks: dict[str, Check] = {name: partial(_search, name) for name in SEARCHES}
+    checks: dict[str, Check] = {name: partial(_search, name) for name in FULL_TEXT}
     checks |= {"rerank": _rerank, "read": _read, "links": _links}
     offered = {"corpus": _corpus} | {name: checks[name] for name in checks if name in library.primitives}
     return [_run(name, library, function) for name, function in offered.items()]
@@ -95,7 +95,7 @@ class HealthWatch:
     def __init__(self, library: Library, config: HealthConfig = HealthConfig()) -> None:
         self.library, self.config = library, config
         self._canaries: list[Passage] = []
-        self._searches = tuple(name for name in SEARCHES if name in library.primitives)
+        self._searches = tuple(name for name in FULL_TEXT if name in library.primitives)
         self._last = -float("inf")
         self._ready = False
 

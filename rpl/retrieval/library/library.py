@@ -24,10 +24,11 @@ from cachetools import LRUCache
 from rpl.core.errors import PrimitiveError, ProgramError, RetrieverError
 from rpl.core.files import digest
 from rpl.core.records import Passage
+from rpl.programs.primitives import MAX_RERANK, SEARCHES, SERVED
 from rpl.retrieval.base import MAX_QUERY_CHARS, Reranker, Retriever
 from rpl.retrieval.canary import canary_sample
 from rpl.retrieval.corpus.corpus import Corpus
-from rpl.retrieval.library.arguments import DEFAULT_K, MAX_RERANK, PARAMETERS, SEARCHES, check_arguments
+from rpl.retrieval.library.arguments import check_arguments
 from rpl.retrieval.library.batching import MicroBatcher
 from rpl.retrieval.library.counting import CallCounter
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from rpl.retrieval.links.links import LinkGraph
 
 __all__ = [
-    "DEFAULT_K",
     "MAX_QUERY_CHARS",
     "MAX_RERANK",
     "Call",
@@ -147,7 +147,7 @@ class Library(ABC):
             try:
                 checked = self.check(name, args)
             except ProgramError as error:
-                self.counter.add(name if name in PARAMETERS else "unknown", "refused")
+                self.counter.add(name if name in SERVED else "unknown", "refused")
                 outcomes[number] = error
                 continue
             key = (self.fingerprint, name, json.dumps(checked, sort_keys=True))
@@ -252,7 +252,7 @@ class LocalLibrary(Library):
         """See `Library.primitives`."""
         missing = {"dense"} if self.dense is None else set()
         missing |= {"rerank"} if self.reranker is None else set()
-        return tuple(name for name in PARAMETERS if name not in missing)
+        return tuple(name for name in SERVED if name not in missing)
 
     @property
     def size(self) -> int:
@@ -285,7 +285,7 @@ class LocalLibrary(Library):
         for number, (name, args) in enumerate(calls):
             if number not in outcomes:
                 try:
-                    outcomes[number] = self._look_up(name, args)
+                    outcomes[number] = getattr(self, f"_serve_{name}")(**args)
                 except Exception as error:  # one call's failure is not the others'
                     outcomes[number] = error
         return [outcomes[number] for number in range(len(calls))]
@@ -311,15 +311,16 @@ class LocalLibrary(Library):
                 outcomes.append(error)
         return outcomes
 
-    def _look_up(self, name: str, args: dict[str, Any]) -> Sequence[Passage]:
-        if name == "read":
-            return [self.corpus.get(args["passage_id"])]
-        if name == "links":
-            return self.link_graph.links(args["passage"], args["k"])
-        assert name == "rerank"
+    def _serve_read(self, passage_id: str) -> Sequence[Passage]:
+        return [self.corpus.get(passage_id)]
+
+    def _serve_links(self, passage: str, k: int) -> Sequence[Passage]:
+        return self.link_graph.links(passage, k)
+
+    def _serve_rerank(self, query: str, passages: Sequence[str], k: int | None) -> Sequence[Passage]:
         assert self.reranker is not None
-        passages = [self.corpus.get(id_) for id_ in args["passages"]]
-        return self.reranker.rerank(args["query"], passages)[: args["k"]] if passages else []
+        found = [self.corpus.get(id_) for id_ in passages]
+        return self.reranker.rerank(query, found)[:k] if found else []
 
 
 def _in_memory(corpus: Corpus) -> LinkGraph:

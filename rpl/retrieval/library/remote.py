@@ -15,9 +15,10 @@ from typing import Any
 from rpl.core.errors import PrimitiveError, RetrieverError
 from rpl.core.files import digest
 from rpl.core.records import Passage
+from rpl.programs.primitives import FULL_TEXT
 from rpl.retrieval.canary import CANARIES, DEPTH, canary_query, probe_passages
 from rpl.retrieval.config import RemoteConfig
-from rpl.retrieval.library.arguments import SEARCHES, check_arguments
+from rpl.retrieval.library.arguments import check_arguments
 from rpl.retrieval.library.client import Client
 from rpl.retrieval.library.library import Library
 from rpl.retrieval.library.wire import FORMAT, read_hits, read_passages, read_results
@@ -108,7 +109,7 @@ class RemoteLibrary(Library):
     def serve(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[Sequence[Passage] | Exception]:
         """See `Library.serve`."""
         outcomes = self.send(calls)
-        doubtful = [n for n, (name, _) in enumerate(calls) if name in SEARCHES and outcomes[n] == []]
+        doubtful = [n for n, (name, _) in enumerate(calls) if name in FULL_TEXT and outcomes[n] == []]
         for name in {calls[n][0] for n in doubtful}:
             numbers = [n for n in doubtful if calls[n][0] == name]
             proofs = [(name, {"query": canary_query(passage), "k": DEPTH}) for passage in self._canaries]
