@@ -9,11 +9,13 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rpl.core.errors import DataError
+
+_FORM = "; the file must have one JSON object a line: convert JSON arrays, indented JSON, CSV, Markdown or PDF first"
 
 _REMEMBERED = 1 << 20
 _SETTLED_S = 2.0
@@ -73,14 +75,20 @@ def append_jsonl(path: Path, records: Iterable[Any]) -> None:
         os.fsync(file.fileno())
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(path: Path, on_fault: Callable[[DataError], None] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields pairs of line number (from 1) and JSON object; empty lines are skipped. `.gz` files are unpacked.
+
+    Args:
+        path: The file.
+        on_fault: Told of each line that is wrong, instead of the reading ending there.
 
     Raises:
         DataError: The file does not exist or is damaged, or a line is not UTF-8 or not a JSON object.
     """
     import gzip
 
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; a file of JSON lines (.jsonl or .jsonl.gz) is wanted here")
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     opener = gzip.open if path.suffix == ".gz" else open
@@ -88,9 +96,16 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with opener(path, "rb") as file:
             for number, raw in enumerate(file, start=1):
-                line = _decoded(raw, path, number)
-                if line.strip():
-                    yield number, _json_object(line, path, number)
+                try:
+                    line = _decoded(raw, path, number)
+                    record = _json_object(line, path, number) if line.strip() else None
+                except DataError as error:
+                    if on_fault is None:
+                        raise
+                    on_fault(error)
+                    continue
+                if record is not None:
+                    yield number, record
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read behind line {number} ({error})") from error
 
@@ -99,11 +114,13 @@ def _json_object(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{number}: not JSON ({error.msg} at column {error.colno})") from error
+        hint = _FORM if number == 1 else ""
+        raise DataError(f"{path}:{number}: not JSON ({error.msg} at column {error.colno}){hint}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
         raise DataError(f"{path}:{number}: not JSON that can be read ({error})") from error
     if not isinstance(value, dict):
-        raise DataError(f"{path}:{number}: expected a JSON object, got {type(value).__name__}")
+        hint = _FORM if number == 1 else ""
+        raise DataError(f"{path}:{number}: expected a JSON object, got {type(value).__name__}{hint}")
     return value
 
 

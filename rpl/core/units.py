@@ -1,4 +1,4 @@
-"""Sizes and durations as people read them."""
+"""Numbers, sizes and durations as people read them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ def duration_text(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Returns a number with its noun, in the plural where it is not one.
+
+    >>> count_text(1, "passage"), count_text(1_200, "passage")
+    ('1 passage', '1,200 passages')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -108,7 +108,7 @@ def test_data_atlas_writes_both_files_and_never_over_others(tmp_path, capsys):
     corpus, questions = str(tmp_path / "corpus.jsonl"), str(tmp_path / "questions.jsonl")
     result = run(["data", "check", "--corpus", corpus, "--questions", questions])
     assert result["questions"] == 100
-    assert "0 without gold" in capsys.readouterr().out
+    assert "100 of 100 questions with gold can be answered from this corpus" in capsys.readouterr().out
     with pytest.raises(DataError, match="exists already"):
         run(["data", "atlas", "--out", str(tmp_path), "--name", "atlas-mini"])
 

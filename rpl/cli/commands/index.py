@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from rpl.cli.commands.fetching import run_fetch_index, run_import_vectors
 from rpl.cli.commands.parsing import call, dispatch
-from rpl.core.errors import RetrieverError
+from rpl.core.errors import DataError, RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Passage
+from rpl.core.units import count_text
 from rpl.retrieval.config import LibraryConfig
 
 LEAST_AGREEMENT = 0.9
@@ -21,7 +22,13 @@ LEAST_AGREEMENT = 0.9
 vectors that were imported as they are at least what `--least_similarity` asked for."""
 
 
-def build(corpus: str, out: str, library: LibraryConfig = LibraryConfig(), dry_run: bool = False) -> Path:
+def build(
+    corpus: str,
+    out: str,
+    library: LibraryConfig = LibraryConfig(),
+    questions: str | None = None,
+    dry_run: bool = False,
+) -> Path:
     """Builds the index folder of a corpus; it can then stand wherever a corpus is asked for.
 
     A build that was stopped goes on where it was when it is started again.
@@ -30,25 +37,49 @@ def build(corpus: str, out: str, library: LibraryConfig = LibraryConfig(), dry_r
         corpus: JSON lines of `{"id", "title", "text"}` or `{"id", "contents"}`; may be .gz.
         out: The folder to make.
         library: Backends and their settings; `--library.dense true` adds embeddings.
+        questions: Questions over it, whose gold passages are then looked for in the index; see `rpl data check`.
         dry_run: Only show what it would cost, by part, and fail if there is no room for it.
     """
     from rpl.core.files import nearest_folder
     from rpl.core.units import size_text
+    from rpl.retrieval.corpus.budget import PrintBudget
+    from rpl.retrieval.corpus.checking import check_corpus, check_questions, shown
     from rpl.retrieval.indexing.estimate import free_room, require_room
     from rpl.retrieval.indexing.folder import build_index, plan_index
 
     if dry_run:
         cost = plan_index(Path(corpus), Path(out), library)
-        sys.stdout.write(f"{corpus}: about {cost.passages:,} passages\n\n{cost.table()}\n")
+        sys.stdout.write(f"{corpus}: about {count_text(cost.passages, 'passage')}\n\n{cost.table()}\n")
         place = nearest_folder(Path(out).absolute().parent)
         free, memory = free_room(place)
         sys.stdout.write(f"here: {size_text(free)} free at {place}")
         sys.stdout.write("\n" if memory is None else f", {size_text(memory)} of memory\n")
         require_room(cost, place)
         return Path(out)
-    folder = build_index(Path(corpus), Path(out), library, say)
-    say(f"index ready: use it with --environment.library.corpus {folder}")
+    try:
+        folder = build_index(Path(corpus), Path(out), library, say)
+    except DataError as error:
+        raise _all_faults(Path(corpus)) or error from error.__cause__
+    if questions is not None:
+        rows, passages = check_questions(Path(questions)), check_corpus(folder, PrintBudget())
+        sys.stdout.write(shown([*rows.faults, *rows.gold_faults(passages)]) + rows.table(passages, PrintBudget()))
+    say(f"use it with --environment.library.corpus {folder}")
     return folder
+
+
+def _all_faults(corpus: Path) -> DataError | None:
+    """Writes all that is wrong with the rows of a corpus file; `None` where the error is no row's, or of one alone."""
+    from rpl.retrieval.corpus.budget import PrintBudget
+    from rpl.retrieval.corpus.checking import check_corpus, shown
+
+    try:
+        found = check_corpus(corpus, PrintBudget())
+    except DataError:
+        return None
+    if len(found.faults) < 2:
+        return None
+    sys.stdout.write(shown(found.faults) + found.table(PrintBudget()))
+    return DataError(f"{count_text(len(found.faults), 'row')} of {corpus} cannot be used; the first: {found.faults[0]}")
 
 
 def encode(out: str, device: str = "auto", wait_s: float = 600.0) -> None:
@@ -120,7 +151,7 @@ def check(corpus: str, library: LibraryConfig = LibraryConfig(), full: bool = Fa
 
 def search(
     query: str,
-    corpus: str = "atlas",
+    corpus: str | None = None,
     primitive: Literal["bm25", "dense"] = "bm25",
     k: int = 10,
     library: LibraryConfig = LibraryConfig(),
@@ -129,18 +160,24 @@ def search(
 
     Args:
         query: The query.
-        corpus: An index folder, a corpus file, `atlas` or `atlas-mini`.
+        corpus: An index folder, a corpus file, `atlas` or `atlas-mini`; short for `--library.corpus`.
         primitive: `bm25` or `dense`.
         k: How many passages.
         library: How to open the index.
     """
     from rpl.retrieval.library.opening import open_library
 
-    opened = open_library(replace(library, corpus=corpus, dense=library.dense or primitive == "dense"), say)
+    if corpus is not None:
+        library = replace(library, corpus=corpus)
+    if library.corpus == LibraryConfig().corpus and corpus is None:
+        say("no --corpus was given: this searches the embedded atlas of countries and cities")
+    opened = open_library(replace(library, dense=library.dense or primitive == "dense"), say)
     try:
         passages = list(opened.call(primitive, {"query": query, "k": k}).passages)
     finally:
         opened.close()
+    if not passages:
+        sys.stdout.write("nothing found\n")
     for p in passages:
         sys.stdout.write(f"{p.rank:>3} {p.score:8.3f} [{p.id}] {p.title}: {p.text}\n")
     return passages

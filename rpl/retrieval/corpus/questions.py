@@ -1,4 +1,4 @@
-"""Question files: one JSON object a line, checked line by line, and checked against a corpus.
+"""Question files: one JSON object a line, checked line by line.
 
 `{"id", "question", "answers": [...], "dataset", "split", "gold_docs": [...], "type", "hops"}`; the first three are
 required, `answers` may be a single string, the others may be missing or null, and further fields are ignored.
@@ -6,13 +6,14 @@ required, `answers` may be a single string, the others may be missing or null, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rpl.core.errors import DataError
 from rpl.core.files import read_jsonl
 from rpl.core.records import Question
-from rpl.retrieval.corpus.corpus import Corpus, text_field
+from rpl.retrieval.corpus.corpus import text_field
 
 
 def read_questions(path: str | Path) -> list[Question]:
@@ -30,11 +31,7 @@ def read_numbered_questions(path: str | Path) -> list[tuple[int, Question]]:
     found: list[tuple[int, Question]] = []
     lines: dict[str, int] = {}
     for number, record in read_jsonl(path):
-        where = f"{path}:{number}"
-        question = _question(record, where)
-        if question.id in lines:
-            first = lines[question.id]
-            raise DataError(f"{where}: id {question.id!r} was already used in line {first}; ids must be unique")
+        question = read_question(record, f"{path}:{number}", lines)
         lines[question.id] = number
         found.append((number, question))
     if not found:
@@ -42,29 +39,20 @@ def read_numbered_questions(path: str | Path) -> list[tuple[int, Question]]:
     return found
 
 
-def check_against_corpus(path: str | Path, corpus: Corpus) -> list[str]:
-    """Returns what is wrong with the gold ids of a questions file: one line of text per id that is no passage.
+def read_question(record: dict[str, Any], where: str, lines: Mapping[str, int]) -> Question:
+    """Returns the question in one line of a questions file.
 
     Args:
-        path: The questions file.
-        corpus: The passages the questions are asked about.
+        record: The line.
+        where: File and line, for messages.
+        lines: The line of each id that was read before.
 
     Raises:
-        DataError: The questions file itself is wrong.
+        DataError: A field is wrong, or the id is not new; the message names file, line and field.
     """
-    return [
-        f"{path}:{number}: gold id {id_!r} of question {question.id!r} is not in the corpus"
-        for number, question in read_numbered_questions(path)
-        for id_ in missing_gold(question, corpus)
-    ]
-
-
-def missing_gold(question: Question, corpus: Corpus) -> tuple[str, ...]:
-    """Returns the gold ids of a question that are not the id of a passage."""
-    return tuple(id_ for id_ in question.gold_docs if id_ not in corpus)
-
-
-def _question(record: dict[str, Any], where: str) -> Question:
+    id_ = text_field(record, "id", where)
+    if id_ in lines:
+        raise DataError(f"{where}: id {id_!r} was already used in line {lines[id_]}; ids must be unique")
     hops = record.get("hops")
     hops = 0 if hops is None else hops
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 0:
@@ -73,7 +61,7 @@ def _question(record: dict[str, Any], where: str) -> Question:
     if not answers:
         raise DataError(f"{where}: field 'answers' is missing or empty; give at least one accepted answer")
     return Question(
-        id=text_field(record, "id", where),
+        id=id_,
         question=text_field(record, "question", where),
         answers=answers,
         gold_docs=tuple(dict.fromkeys(_strings(record, "gold_docs", where))),

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rpl.core.errors import DataError
 from rpl.core.files import write_json
 from rpl.core.progress import progress_bar
+from rpl.retrieval.corpus.budget import PrintBudget
 from rpl.retrieval.corpus.corpus import REBUILD, Corpus, Fingerprint, read_passages, repeated_id
 
 ARROW_FILE = "corpus.arrow"
@@ -87,6 +88,7 @@ def store_rows(rows: Iterable[Row], folder: Path, total: int | None = None) -> s
         RepeatedIdError: An id is not unique.
     """
     fingerprint, hashes = Fingerprint(), array("Q")
+    budget, too_long = PrintBudget(), 0
     rows = iter(rows)
     with (
         pa.OSFile(str(folder / ARROW_FILE), "wb") as sink,
@@ -97,13 +99,14 @@ def store_rows(rows: Iterable[Row], folder: Path, total: int | None = None) -> s
             for row in batch:
                 fingerprint.add(*row)
                 hashes.append(id_hash(row[0]))
+                too_long += budget.exceeded_by(*row)
             columns = [pa.array(column, pa.large_string()) for column in zip(*batch, strict=True)]
             writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
             bar.update(len(batch))
     columns_ = _Columns(folder / ARROW_FILE, len(hashes))
     _write_ids(folder / IDS_FILE, np.frombuffer(hashes, dtype=np.uint64), _Column(columns_, 0))
     found = fingerprint.hexdigest()
-    write_json(folder / INFO_FILE, {"passages": len(hashes), "fingerprint": found})
+    write_json(folder / INFO_FILE, {"passages": len(hashes), "fingerprint": found, "too_long": too_long})
     return found
 
 
@@ -122,6 +125,12 @@ def open_store(folder: Path) -> Corpus:
     except (OSError, ValueError, KeyError, TypeError, EOFError, pa.ArrowException) as error:
         raise DataError(f"{folder}: the corpus cannot be read ({error}); {REBUILD}") from error
     return Corpus(ids, _Column(columns, 1), _Column(columns, 2), find=table.find, fingerprint=fingerprint)
+
+
+def too_long_passages(folder: Path) -> int | None:
+    """Returns how many passages exceed the default print budget, roughly; `None` in what an earlier version wrote."""
+    found = json.loads((folder / INFO_FILE).read_text(encoding="utf-8")).get("too_long")
+    return None if found is None else int(found)
 
 
 def id_hash(id_: str) -> int:

@@ -11,12 +11,14 @@ from typing import Any
 
 from rpl.core.errors import DataError, RetrieverError
 from rpl.core.files import cache_dir
+from rpl.core.units import count_text
 from rpl.retrieval.base import Retriever
 from rpl.retrieval.canary import probe, require_sound
 from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.corpus.budget import PRINTED_TOKENS
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.corpus.fingerprints import Reading, file_fingerprint, known_fingerprint
-from rpl.retrieval.corpus.store import open_store, store_corpus_file, store_rows
+from rpl.retrieval.corpus.store import open_store, store_corpus_file, store_rows, too_long_passages
 from rpl.retrieval.dense.encoders import Encoder
 from rpl.retrieval.indexing.estimate import estimate, require_room
 from rpl.retrieval.indexing.loading import CORPUS_FOLDER, EMBEDDINGS_FILE, load_dense, load_keyword
@@ -218,6 +220,12 @@ class IndexBuild:
         # Not before: a build that is killed in between would have lost what it had.
         WorkFolder(self.folder).clear()
         self.say(f"index ready: {self.folder}")
+        too_long = too_long_passages(self.folder / CORPUS_FOLDER)
+        if too_long:
+            self.say(
+                f"{count_text(too_long, 'passage')} of {len(corpus):,} longer than the {PRINTED_TOKENS} tokens that a "
+                "program may print by default: no program can show them whole, so split them"
+            )
 
 
 def work_folder(folder: Path) -> Path:

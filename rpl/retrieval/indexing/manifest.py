@@ -14,7 +14,7 @@ from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_json
 from rpl.core.hub import lasting_name
 from rpl.core.progress import progress_bar
-from rpl.core.units import duration_text, size_text
+from rpl.core.units import count_text, duration_text, size_text
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import REBUILD
 from rpl.retrieval.engines import (
@@ -230,6 +230,6 @@ def describe_manifest(manifest: Manifest) -> str:
     settings += "".join(f"  put before {name}: {json.dumps(text)}\n" for name, text in before if text is not None)
     versions = ", ".join(f"{name} {version}" for name, version in manifest.built_with.items())
     return (
-        f"{manifest.passages:,} passages, corpus {manifest.corpus_fingerprint}{vectors}\n\n{format_table(rows)}\n"
-        f"settings\n{settings}built with {versions}\n"
+        f"{count_text(manifest.passages, 'passage')}, corpus {manifest.corpus_fingerprint}{vectors}\n\n"
+        f"{format_table(rows)}\nsettings\n{settings}built with {versions}\n"
     )

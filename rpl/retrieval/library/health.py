@@ -15,6 +15,7 @@ from functools import partial
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Passage
+from rpl.core.units import count_text
 from rpl.programs.primitives import FULL_TEXT
 from rpl.retrieval.canary import CanaryReport, canary_query, probe_passages
 from rpl.retrieval.library.library import Library
@@ -200,11 +201,11 @@ def _report(library: Library, name: str, canaries: Sequence[Passage]) -> CanaryR
 
 
 def _corpus(library: Library) -> tuple[bool, str]:
-    size = "unknown number of" if library.size is None else library.size
+    size = "unknown number of passages" if library.size is None else count_text(library.size, "passage")
     canaries = library.canaries()
     untitled = sum(not passage.title for passage in canaries)
     note = f", {untitled} of {len(canaries)} sampled without a title (no links lead to them)" if untitled else ""
-    return bool(canaries), f"{size} passages, fingerprint {library.fingerprint}{note}"
+    return bool(canaries), f"{size}, fingerprint {library.fingerprint}{note}"
 
 
 def _search(name: str, library: Library) -> tuple[bool, str]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from rpl.core.distribution import install_line
 from rpl.core.errors import ConfigError, MissingDependencyError, RetrieverError
+from rpl.core.units import count_text
 from rpl.retrieval.library.library import Library
 from rpl.retrieval.serving.config import ServiceConfig
 
@@ -89,5 +90,6 @@ def _announce(server: object, service: object, say: Callable[[str], None]) -> No
             time.sleep(0.05)
             continue
         names = ", ".join(library.primitives)
-        say(f"ready: {library.size} passages, {names}, fingerprint {library.fingerprint}")
+        size = "passages of unknown number" if library.size is None else count_text(library.size, "passage")
+        say(f"ready: {size}, {names}, fingerprint {library.fingerprint}")
         return

@@ -3,8 +3,7 @@ import json
 import pytest
 
 from rpl.core.errors import DataError
-from rpl.retrieval.corpus.corpus import Corpus
-from rpl.retrieval.corpus.questions import check_against_corpus, read_questions
+from rpl.retrieval.corpus.questions import read_questions
 
 GOOD = {"id": "q1", "question": "Where is Lyon?", "answers": ["France"], "gold_docs": ["a"], "hops": 1, "fold": "test"}
 
@@ -60,13 +59,3 @@ def test_no_answers_field(tmp_path):
 def test_empty_file(tmp_path):
     with pytest.raises(DataError, match="no questions"):
         read_questions(write(tmp_path / "q.jsonl"))
-
-
-def test_gold_must_be_in_the_corpus(tmp_path):
-    corpus = Corpus(["a"], ["A"], ["x"])
-    path = write(tmp_path / "q.jsonl", GOOD, None, {**GOOD, "id": "q2", "gold_docs": ["a", "zz", "yy"]})
-    assert check_against_corpus(path, corpus) == [
-        f"{path}:3: gold id 'zz' of question 'q2' is not in the corpus",
-        f"{path}:3: gold id 'yy' of question 'q2' is not in the corpus",
-    ]
-    assert check_against_corpus(path, Corpus(["a", "zz", "yy"], [""] * 3, ["x"] * 3)) == []

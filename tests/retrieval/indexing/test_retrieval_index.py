@@ -15,7 +15,8 @@ from rpl.core.locks import folder_lock
 from rpl.retrieval.canary import probe
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus, read_corpus
-from rpl.retrieval.corpus.questions import check_against_corpus
+from rpl.retrieval.corpus.coverage import gold_coverage
+from rpl.retrieval.corpus.questions import read_questions
 from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.indexing import folder as index_folder
 from rpl.retrieval.indexing.folder import build_index, load_index
@@ -308,7 +309,8 @@ def test_two_builders_build_once(corpus_file, tmp_path):
 def test_the_embedded_corpus():
     library = open_library(LibraryConfig(corpus="atlas-mini"))
     require_healthy(library)
-    assert check_against_corpus(atlas.materialise("atlas-mini") / "questions.jsonl", library.corpus) == []
+    questions = read_questions(atlas.materialise("atlas-mini") / "questions.jsonl")
+    assert gold_coverage(questions, library).share == 1.0
 
 
 def test_a_full_check_hashes_files_of_any_size(index, monkeypatch):
