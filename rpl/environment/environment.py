@@ -59,6 +59,7 @@ class Environment:
         config: The settings.
         library: An open library to use in place of `config.library`; it stays open when the environment closes.
         progress: Receives a line of text for each slow step of opening the library.
+        executor: What runs the programs in place of the sandbox, as it is; it stays open as well.
     """
 
     def __init__(
@@ -66,12 +67,13 @@ class Environment:
         config: EnvironmentConfig,
         library: Library | None = None,
         progress: Callable[[str], None] | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.config = config
         self._given = library
         self._opened: Library | None = None
         self._sandbox: SandboxExecutor | None = None
-        self._executor: Executor | None = None
+        self._executor = executor
         self._count_tokens: TokenCounter | None = None
         self._progress = progress
 

@@ -67,9 +67,9 @@ class RunRecorder(Callback):
             self.run_dir / "metrics.jsonl",
             [stamp | {"name": k, "value": v, "at": round(time.time(), 1)} for k, v in sorted(values.items())],
         )
-        scored = getattr(pl_module, "last_scored", None)
-        if self.rollouts and scored:
-            append_jsonl(self.run_dir / "rollouts.jsonl", [stamp | to_dict(item) for item in scored])
+        credited = (outputs or {}).get("rollouts", ())
+        if self.rollouts and credited:
+            append_jsonl(self.run_dir / "rollouts.jsonl", [stamp | to_dict(item) for item in credited])
 
     @rank_zero_only
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -215,7 +215,7 @@ class CollapseGuard(Callback):
         kept = torch.load(file, weights_only=True) if file.is_file() else None
         iteration = float(kept["iteration"]) if kept is not None else -1.0
         # all ranks must have kept the same iteration, and one that this run has been through
-        same = module.reduce_max(iteration) == -module.reduce_max(-iteration)
+        same = module.ranks.largest(iteration) == -module.ranks.largest(-iteration)
         self._good = kept if same and 0 <= iteration < module.iteration else None
         self._strikes = 0 if self._good is None else self._strikes
 
@@ -236,7 +236,7 @@ class CollapseGuard(Callback):
         values = _logged(trainer, ("train/", "rollout/"))
         reason = self._crossed(values)
         pending, self._pending = self._pending, None
-        if not module.reduce_max(float(reason is not None)):
+        if not module.ranks.largest(float(reason is not None)):
             self._strikes = 0
             self.best_reward = max(self.best_reward, values.get("train/reward", -math.inf))
             if pending is not None:

@@ -8,10 +8,11 @@ from module_fakes import PASSAGES, QUESTIONS, FakeExecutor, ListData, ListLoader
 
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.records import to_dict
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.modules.batches.logprobs import score_tokens
 from rpl.modules.batches.micro_batches import TrainingSequence, collate, from_rollout
 from rpl.modules.batches.packing import pack_tokens
-from rpl.modules.grpo import GRPOModule, ScoredRollout
+from rpl.modules.grpo import GRPOModule
 from rpl.rollouts.loop import RolloutConfig
 
 
@@ -30,7 +31,7 @@ def test_an_iteration_logs_and_records_what_happened(make_grpo, make_trainer):
     fit(module, trainer)
     assert [row["iteration"] for row in recorder.rows] == [1, 2, 3]
     row = recorder.rows[-1]
-    scored = module.last_scored
+    scored = recorder.credited
     assert len(scored) == 8
     assert row["train/reward"] == pytest.approx(sum(s.reward for s in scored) / 8)
     assert row["train/reward_em"] == row["train/em"] == pytest.approx(sum(s.em for s in scored) / 8)
@@ -60,7 +61,7 @@ def test_rewards_pull_the_policy_towards_what_was_right(make_grpo, make_trainer)
         for i, q in enumerate(QUESTIONS[:3]):
             for sign, number, answer in ((1, i + 1, q.answers[0]), (-1, (i + 1) % 3 + 1, "Peru")):
                 steps = [(f"print(read('p{number}'))", f"[p{number}] {PASSAGES[f'p{number}']}")]
-                ids, mask = module.renderer.transcript(q.question, steps, answer, eos=False)
+                ids, mask = module.policy_model.renderer.transcript(q.question, steps, answer, eos=False)
                 batch = collate([TrainingSequence(tuple(ids), tuple(mask))], [0])
                 gap += sign * score_tokens(module.model, batch)[0].sum().item()
         return gap
@@ -141,7 +142,9 @@ def test_sequences_without_gradient_are_not_computed(make_grpo, make_trainer, mo
     module = make_grpo(advantage="dr_grpo", group_size=3)
     zeroed = iter([1.0, 0.0, -1.0] * 2)
     monkeypatch.setattr("rpl.modules.grpo.from_rollout", lambda rollout, advantage: from_rollout(rollout, next(zeroed)))
-    monkeypatch.setattr(module, "_score", lambda *args: _all_kept(GRPOModule._score(module, *args)))
+    monkeypatch.setattr(
+        module, "credit", lambda *args: [dataclasses.replace(c, kept=True) for c in GRPOModule.credit(module, *args)]
+    )
     normalisers = []
     monkeypatch.setattr("rpl.modules.grpo.loss_normaliser", lambda *args: normalisers.append(args) or 100.0)
     trainer, _ = make_trainer(1)
@@ -151,11 +154,6 @@ def test_sequences_without_gradient_are_not_computed(make_grpo, make_trainer, mo
     for kwargs in ({"beta": 0.1}, {"entropy_coef": 0.1}):
         assert make_grpo(**kwargs)._needed([TrainingSequence((1, 2), (False, True))])
     assert not make_grpo()._needed([TrainingSequence((1, 2), (False, True))])
-
-
-def _all_kept(result):
-    scored, log = result
-    return [dataclasses.replace(s, kept=True) for s in scored], log
 
 
 @pytest.mark.parametrize("settings", [{}, {"updates_per_iteration": 2, "epochs": 2}])
@@ -258,7 +256,7 @@ def test_the_sampler_gap_of_the_real_sampler_is_rounding(make_trainer, precision
         rollout=RolloutConfig(max_turns=2, max_new_tokens=12, temperature=0.7),
         optimizer=lambda p: torch.optim.SGD(p, lr=1e-3),
     )
-    module.executor = FakeExecutor()
+    module.engine.environment = Environment(EnvironmentConfig(), executor=FakeExecutor())
     trainer, recorder = make_trainer(1, precision=precision)
     fit(module, trainer)
     assert recorder.rows[0]["train/tokens"] > 0
@@ -268,9 +266,9 @@ def test_the_sampler_gap_of_the_real_sampler_is_rounding(make_trainer, precision
 class RandomCredit(GRPOModule):
     """A random model is always wrong; here its rollouts enter the loss all the same."""
 
-    def _score(self, rollouts, valid, questions):
-        scored = [ScoredRollout(r, 0.0, {}, 0.0, 1.0 - 2.0 * (i % 2), True) for i, r in enumerate(valid)]
-        return scored, {"train/reward": 0.0}
+    def credit(self, *args):
+        credited = super().credit(*args)
+        return [dataclasses.replace(c, advantage=1.0 - 2.0 * (i % 2), kept=True) for i, c in enumerate(credited)]
 
 
 def test_a_broken_retriever_stops_the_run(make_grpo, make_trainer):
@@ -286,10 +284,10 @@ def test_void_rollouts_are_left_out(make_grpo, make_trainer):
             return [(broken if "p3" in s else super(HalfBroken, self)).run_many([(s, q)])[0] for s, q in jobs]
 
     module = make_grpo(max_void_rate=0.5)
-    module.executor = HalfBroken()
+    module.engine.environment = Environment(EnvironmentConfig(), executor=HalfBroken())
     trainer, recorder = make_trainer(1)
     fit(module, trainer)
-    void = [s for s in module.last_scored if s.reward is None]
+    void = [s for s in recorder.credited if s.reward is None]
     assert void
     assert all(not s.kept and s.advantage == 0 for s in void)
     assert recorder.rows[0]["rollout/void_rate"] == pytest.approx(len(void) / 8)
