@@ -1,6 +1,7 @@
 """Adapters: an ordinary model around the training, exact checkpoints, and the start model still inside."""
 
 import copy
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from module_fakes import PASSAGES, QUESTIONS, ListData, ListLoader
 from test_policy_module import EXAMPLES
 
 from rpl.cli.main import main
-from rpl.core.errors import CheckpointError, ConfigError
+from rpl.core.errors import CheckpointError, ConfigError, MissingDependencyError
 from rpl.modules.batches.logprobs import score_tokens
 from rpl.modules.batches.micro_batches import TrainingSequence, micro_batches
 from rpl.policy.consolidate import read_checkpoint
@@ -307,3 +308,9 @@ def test_lora_is_set_in_yaml_and_by_flags(tmp_path):
     cli = RPLCLI([*files, "-c", str(patch), "--model.lora.alpha", "8"], run=False)
     assert cli.model.policy_model.lora == LoRAConfig(rank=8, alpha=8.0, target_modules=("q_proj", "v_proj"))
     assert RPLCLI(files, run=False).model.policy_model.lora is None
+
+
+def test_without_peft_the_install_line_is_given(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingDependencyError, match=r"model\.lora needs peft: pip install '.*\[lora\]'"):
+        add_lora(torch.nn.Linear(2, 2), LoRAConfig())
