@@ -202,7 +202,8 @@ class Repair:
     """Program executions that were spent on this question, the final verification included."""
     uncached_calls: int = 0
     verdict: str = ""
-    """`repaired`, `already_verified`, `solved` (verified, but not kept), `budget`, `exhausted` or `no_gold`."""
+    """`repaired`, `already_verified`, `solved` (verified, but not kept), `budget`, `exhausted`, `no_gold`, or
+    `gold_missing` (the corpus lacks gold passages of the question, and nothing was run)."""
     failure: str = ""
     """Where the parent lost it: `crashed`, `never_fetched`, `lost_in_rerank`, `not_printed`, `over_budget`, `none`."""
     trace: Trace | None = None
@@ -213,7 +214,7 @@ class Repair:
 
     @property
     def attempted(self) -> bool:
-        """Whether the parent was a failure that was searched; `already_verified` and `no_gold` were none to repair."""
+        """Whether the parent was a failure that was searched; the other verdicts leave nothing to repair."""
         return self.verdict in ("repaired", "budget", "exhausted")
 
 

@@ -33,6 +33,9 @@ class EnvironmentConfig:
     """How often a failed retrieval call is tried again before its program counts as failed by infrastructure."""
     health: HealthConfig = field(default_factory=HealthConfig)
     """Canary queries, reruns of programs that infrastructure failed, and how long a run waits for retrieval."""
+    min_answerable: float = 0.05
+    """Least share of the questions with gold passages whose gold the corpus has, in [0, 1]; training, harvests and
+    evaluations below it are refused before they begin. 0 refuses nothing."""
     require_layers: tuple[str, ...] = ()
     """Layers of the sandbox without which nothing runs: `audit_hook`, `no_new_privileges`, `resource_limits`,
     `namespaces`, `landlock`, `seccomp`. One that is not named here and that the machine lacks is told in a log line."""
@@ -48,6 +51,8 @@ class EnvironmentConfig:
             raise ConfigError(f"environment.workers must be at least 1, got {self.workers}")
         if self.infra_retries < 0:
             raise ConfigError(f"environment.infra_retries must be at least 0, got {self.infra_retries}")
+        if not 0 <= self.min_answerable <= 1:
+            raise ConfigError(f"environment.min_answerable must be in [0, 1], got {self.min_answerable}")
         if unknown(self.require_layers):
             raise ConfigError(f"environment.require_layers: {unknown(self.require_layers)}")
 

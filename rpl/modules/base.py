@@ -13,8 +13,10 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 
 from rpl.core.errors import CheckpointError, ConfigError
+from rpl.core.progress import say
 from rpl.core.records import Question, Rollout, to_dict
 from rpl.environment.environment import Environment, EnvironmentConfig
+from rpl.environment.gold import check_gold
 from rpl.environment.void_rate import InfraGuard
 from rpl.modules.learning_rate import lr_factor
 from rpl.modules.parts.collectives import Ranks
@@ -151,10 +153,26 @@ class PolicyModule(LightningModule, ABC):
 
         Raises:
             ConfigError: The precision is not supported.
+            DataError: The corpus has the gold passages of (nearly) none of the questions.
         """
         if self.trainer.precision not in PRECISIONS:
             raise ConfigError(f"trainer.precision must be one of {', '.join(PRECISIONS)}; got {self.trainer.precision}")
         self.engine.dtype = "bfloat16" if self.trainer.precision == "bf16-mixed" else "float32"
+        self._check_gold(stage)
+
+    def _check_gold(self, stage: str) -> None:
+        """Compares the questions that this stage uses with the corpus, before anything is computed."""
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if not hasattr(data, "train_questions_used"):
+            return
+        used = {
+            "training questions": (data.train_questions_used, stage == "fit"),
+            "validation questions": (data.val_questions_used, stage in ("fit", "validate")),
+            "test questions": (data.test_questions_used, stage in ("test", "predict")),
+        }
+        for what, (questions, is_used) in used.items():
+            if is_used:
+                check_gold(questions, self.engine.environment, what, say if self.global_rank == 0 else lambda _: None)
 
     def configure_callbacks(self) -> list[Callback]:
         """Several processes watch one another, so that none waits for one that failed."""
