@@ -49,6 +49,18 @@ class SFTModule(TrainingModule):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
 
+    def on_fit_start(self) -> None:
+        """Leaves out the examples that this tokenizer and chat template do not give back as they were written."""
+        super().on_fit_start()
+        keep = getattr(getattr(self.trainer, "datamodule", None), "keep", None)
+        if keep is not None:
+            keep(self.is_writable)
+
+    def is_writable(self, example: Example) -> bool:
+        """Returns whether the programs and the answer of an example are read back from its transcript."""
+        programs = all(self.renderer.writable(program) for program, _ in example.steps)
+        return programs and self.renderer.answer_writable(example.answer)
+
     def training_step(self, batch: list[Example], batch_idx: int) -> None:
         """Makes one update from a list of examples."""
         start = time.perf_counter()
