@@ -58,8 +58,8 @@ class SFTModule(TrainingModule):
 
     def is_writable(self, example: Example) -> bool:
         """Returns whether the programs and the answer of an example are read back from its transcript."""
-        programs = all(self.renderer.writable(program) for program, _ in example.steps)
-        return programs and self.renderer.answer_writable(example.answer)
+        programs = all(self.policy_model.renderer.writable(program) for program, _ in example.steps)
+        return programs and self.policy_model.renderer.answer_writable(example.answer)
 
     def training_step(self, batch: list[Example], batch_idx: int) -> None:
         """Makes one update from a list of examples."""
