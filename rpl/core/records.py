@@ -130,7 +130,8 @@ class Rollout:
     turns: tuple[Turn, ...]
     answer: str | None = None
     invalid: str | None = None
-    """Why there is no answer: `forgery`, `truncated`, `no_action`, `turn_budget`; `None` when answered."""
+    """Why there is no answer: `forgery`, `truncated`, `context`, `no_action`, `turn_budget`, `repeated_failure`; `None`
+    when answered."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

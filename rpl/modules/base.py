@@ -25,6 +25,7 @@ from rpl.modules.parts.packer import Packer
 from rpl.modules.parts.policy_model import PolicyModel
 from rpl.modules.parts.rollout_engine import RolloutEngine, Rollouts
 from rpl.modules.ranks import RankWatch
+from rpl.policy.limits import check_context, positions
 from rpl.policy.lora import LoRAConfig
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest
 from rpl.sampling.sampler import Sampler
@@ -141,6 +142,7 @@ class PolicyModule(LightningModule, ABC):
             return
         self.policy_model.build(self.device_mesh, self.sharded_dtype)
         self.model = self.policy_model.model
+        check_context(self.rollout.max_context_tokens, positions(self.model), type(self.model).__name__)
         self.engine.environment.connect(self.policy_model.renderer.count_tokens)
 
     @property

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rpl.core.errors import ConfigError
+from rpl.core.progress import say
 from rpl.core.records import Question
 from rpl.core.seeds import derive_seed
 from rpl.credit.advantages import AdvantageKind
@@ -35,6 +36,7 @@ from rpl.modules.losses import (
     truncated_importance,
 )
 from rpl.modules.losses import normaliser as loss_normaliser
+from rpl.modules.parts.idle import IdleIterations
 from rpl.modules.parts.rollout_engine import Rollouts
 from rpl.modules.training import TrainingModule, add_up
 from rpl.policy.lora import adapters_off
@@ -91,6 +93,8 @@ class GRPOModule(TrainingModule):
             not.
         entropy_coef: Weight of an entropy bonus.
         log_entropy: Whether to measure the policy's entropy when it has no weight; costs one more pass over the logits.
+        stop_after_idle: Ends the run after so many iterations in a row in which no group's rewards differ, so that
+            nothing can be learnt; `None` only says so.
         **kwargs: Those of `PolicyModule`.
     """
 
@@ -111,6 +115,7 @@ class GRPOModule(TrainingModule):
         kl_gradient: KLGradient = "ratio",
         entropy_coef: float = 0.0,
         log_entropy: bool = True,
+        stop_after_idle: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -119,8 +124,9 @@ class GRPOModule(TrainingModule):
             ("group_size", group_size),
             ("updates_per_iteration", updates_per_iteration),
             ("epochs", epochs),
+            ("stop_after_idle", stop_after_idle),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ConfigError(f"model.{key} must be at least 1, got {value}")
         lora = self.policy_model.lora
         if lora is not None and lora.dropout > 0:
@@ -150,6 +156,8 @@ class GRPOModule(TrainingModule):
         self.beta, self.kl_estimator, self.kl_gradient = beta, kl_estimator, kl_gradient
         self.entropy_coef, self.log_entropy = entropy_coef, log_entropy
         self.updates_per_step = updates_per_iteration * epochs
+        self.idle = IdleIterations(stop_after_idle)
+        """Counts iterations in which nothing could be learnt."""
         self._reference: list[Any] = []  # in a list, so that it is no submodule: it is never saved and never trained
 
     def setup(self, stage: str) -> None:
@@ -186,8 +194,22 @@ class GRPOModule(TrainingModule):
         without_dropout(self.model, self.policy_model.activation_checkpointing)
 
     def on_train_end(self) -> None:
-        """Leaves the model as it was, for whoever trains it further."""
+        """Says how often nothing could be learnt, and leaves the model as it was, for whoever trains it further."""
+        summary = self.idle.summary(self.iteration)
+        if summary is not None and self.global_rank == 0:
+            say(summary)
         self.model.train()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the count of idle iterations."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["rpl"] |= {"idle": self.idle.total, "idle_in_a_row": self.idle.in_a_row}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores it."""
+        super().on_load_checkpoint(checkpoint)
+        self.idle.total = checkpoint["rpl"].get("idle", 0)
+        self.idle.in_a_row = checkpoint["rpl"].get("idle_in_a_row", 0)
 
     # -- one iteration, from top to bottom -----------------------------------------------------------------------
 
@@ -209,6 +231,7 @@ class GRPOModule(TrainingModule):
         log |= self._times(made, time.perf_counter() - start, sum(len(s.token_ids) for s in kept))
 
         self.iteration += 1
+        log["train/idle_iterations"] = self._count_idle(log["train/kept_rate"] == 0)
         log["train/lr"] = self.learning_rate
         self.log("train/reward", log.pop("train/reward"), prog_bar=True, batch_size=len(batch))
         self.log_dict(log, batch_size=len(batch))  # every value is the same on all ranks by now
@@ -325,6 +348,13 @@ class GRPOModule(TrainingModule):
                 return self.token_logprobs(batch, temperature)[0]
         chunk = self.logprob_chunk_tokens
         return score_tokens(self._reference[0], batch, temperature=temperature, chunk_tokens=chunk)[0]
+
+    def _count_idle(self, idle: bool) -> float:
+        line = self.idle.count(idle)
+        if line is not None and self.global_rank == 0:
+            say(f"iteration {self.iteration}: {line}")
+        self.trainer.should_stop = self.trainer.should_stop or self.idle.stops
+        return float(self.idle.in_a_row)
 
     def _times(self, made: Rollouts, update_s: float, updated: int) -> dict[str, float]:
         timing = made.timing

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from rpl.credit.assignment import CreditedRollout
 from rpl.modules.parts.rollout_engine import Rollouts
+from rpl.rollouts.failures import repeated_failures
+
+CUT_OFF = ("truncated", "context")
+"""Why a rollout counts as truncated: a completion was cut at its last token, or there was no room for another one."""
 
 
 def rollout_sums(credited: Sequence[CreditedRollout], made: Rollouts, terms: Iterable[str]) -> dict[str, float]:
@@ -32,10 +36,11 @@ def rollout_sums(credited: Sequence[CreditedRollout], made: Rollouts, terms: Ite
         "primitive_calls": sum(r.num_calls for r in rollouts),
         "turns": sum(len(r.turns) for r in rollouts),
         "invalid": sum(r.invalid is not None for r in rollouts),
-        "truncated": sum(r.invalid == "truncated" for r in rollouts),
+        "truncated": sum(r.invalid in CUT_OFF for r in rollouts),
         "forged": sum(r.invalid == "forgery" for r in rollouts),
         "programs": len(traces),
         "errors": sum(t.error is not None for t in traces),
+        "repeated_errors": sum(repeated_failures(r.traces) for r in rollouts),
         "timeouts": sum(t.error is not None and t.error.kind == "timeout" for t in traces),
         "calls": made.calls.attempted,
         "calls_empty": made.calls.empty,
@@ -71,6 +76,7 @@ def rollout_log(sums: dict[str, float], terms: Iterable[str]) -> dict[str, float
         "rollout/retrieval_empty_rate": sums["calls_empty"] / max(1.0, sums["calls"]),
         "rollout/retrieval_failed_rate": sums["calls_failed"] / max(1.0, sums["calls"]),
         "rollout/program_error_rate": sums["errors"] / programs,
+        "rollout/repeated_error_rate": sums["repeated_errors"] / programs,
         "rollout/timeout_rate": sums["timeouts"] / programs,
         "rollout/invalid_rate": sums["invalid"] / valid,
         "rollout/truncated_rate": sums["truncated"] / valid,
