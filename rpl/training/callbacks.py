@@ -22,7 +22,7 @@ from rpl.training.snapshot import put_state, take_state
 
 
 class RunRecorder(Callback):
-    """Appends every iteration's logged values to `metrics.jsonl` and every training rollout to `rollouts.jsonl`.
+    """Appends every iteration's logged values to `metrics.jsonl` and the rollouts of all ranks to `rollouts.jsonl`.
 
     A resumed run first drops what a killed process had written past the checkpoint, so that each iteration stands in
     the files once.
@@ -53,12 +53,17 @@ class RunRecorder(Callback):
             if len(kept) != len(lines):
                 write_jsonl(path, kept)
 
-    @rank_zero_only
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Writes one line a logged value, and one a rollout."""
-        iteration = _policy(pl_module).iteration - 1
+        """Writes one line a logged value, and one a rollout; rank 0 writes those of the others, too."""
+        module = _policy(pl_module)
+        credited: list[dict[str, Any]] = []
+        if self.rollouts:
+            credited = module.ranks.joined_on_first([to_dict(item) for item in (outputs or {}).get("rollouts", ())])
+        if module.global_rank != 0:
+            return
+        iteration = module.iteration - 1
         values = {
             k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(("train/", "rollout/", "time/"))
         }
@@ -67,9 +72,8 @@ class RunRecorder(Callback):
             self.run_dir / "metrics.jsonl",
             [stamp | {"name": k, "value": v, "at": round(time.time(), 1)} for k, v in sorted(values.items())],
         )
-        credited = (outputs or {}).get("rollouts", ())
-        if self.rollouts and credited:
-            append_jsonl(self.run_dir / "rollouts.jsonl", [stamp | to_dict(item) for item in credited])
+        if credited:
+            append_jsonl(self.run_dir / "rollouts.jsonl", [stamp | item for item in credited])
 
     @rank_zero_only
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

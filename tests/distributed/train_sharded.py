@@ -26,7 +26,7 @@ from rpl.modules.sft import SFTModule
 from rpl.policy.lora import LoRAConfig
 from rpl.rollouts.loop import RolloutConfig
 from rpl.sampling.hf.sampler import HFSampler
-from rpl.training.callbacks import CollapseGuard
+from rpl.training.callbacks import CollapseGuard, RunRecorder
 from rpl.training.snapshot import take_state
 from rpl.training.strategy import FSDP2Strategy
 
@@ -182,6 +182,7 @@ def train(case, world):
         default_root_dir=case.folder,
         callbacks=[
             recorder,
+            RunRecorder(str(case.folder)),
             *([CollapseGuard(patience=1, keep_every=1, sampler_gap_above=None)] if case.guard else []),
             states,
             gradients,
