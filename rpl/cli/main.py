@@ -10,6 +10,7 @@ from typing import Any
 
 from rpl import __version__
 from rpl.core.errors import RPLError
+from rpl.core.machine import wait_passively
 
 LIGHTNING_COMMANDS = {
     "fit": "train a policy: GRPO (configs/rl.yaml) or SFT on repairs (configs/sft.yaml)",
@@ -57,6 +58,7 @@ def run(args: Sequence[str]) -> Any:
         raise SystemExit(0)
     # Huge pages for large tensors halve the cost of first touching the key-value cache; torch reads this at import.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    wait_passively()
     command = args[0]
     if command in LIGHTNING_COMMANDS:
         from rpl.training.lightning_cli import RPLCLI

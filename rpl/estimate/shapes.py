@@ -1,22 +1,48 @@
-"""What estimates need to know of a policy and of this machine, without loading weights."""
+"""What estimates need to know of a policy, read from its configuration without loading weights."""
 
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rpl.core.errors import CheckpointError
+from rpl.core.errors import CheckpointError, RPLError
 from rpl.core.hub import hub_reachable
-from rpl.estimate.training import ModelShape
+from rpl.estimate.training import ModelShape, TokenCost
 from rpl.policy.loading import resolve_model
 from rpl.policy.lora import LoRAConfig, add_lora
 
+DESCRIBED_WITHIN = 0.02
+"""Share of a model's parameters that may lie outside of what a `ModelShape` counts: norms, biases."""
 
-def shape_of(policy: str, lora: Any = None) -> ModelShape:
+
+class NoEstimateError(RPLError):
+    """Nothing can be said of what a policy costs. It may train all the same, so callers say this and go on."""
+
+
+@dataclass(frozen=True)
+class PolicySize:
+    """What a policy costs, as far as its architecture tells."""
+
+    architecture: str
+    """Class of the model."""
+    parameters: int
+    """All, tied weights once."""
+    cost: TokenCost
+    """What time is estimated from; known for every architecture."""
+    shape: ModelShape | None
+    """What memory is estimated from; `None` where the layers are not those that the estimate of memory describes."""
+
+    @property
+    def no_estimate(self) -> str:
+        """Why there is no estimate of memory, in words."""
+        return f"no estimate for this architecture ({self.architecture})"
+
+
+def size_of(policy: str, lora: Any = None) -> PolicySize:
     """Reads a policy's configuration (never its weights) and counts its parameters.
 
     Args:
@@ -26,6 +52,7 @@ def shape_of(policy: str, lora: Any = None) -> ModelShape:
     Raises:
         CheckpointError: The configuration cannot be found.
         ConfigError: The adapters' settings are out of range, or do not fit the policy.
+        NoEstimateError: transformers cannot build a causal language model from this configuration.
     """
     try:
         config = from_source(AutoConfig, policy)
@@ -33,38 +60,50 @@ def shape_of(policy: str, lora: Any = None) -> ModelShape:
         raise CheckpointError(
             f"policy {policy!r}: its config.json cannot be had: {str(error).splitlines()[0]}"
         ) from error
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    parameters, adapters = sum(parameter.numel() for parameter in model.parameters()), 0
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # any architecture's own code runs here, and an estimate must not stop a run
+        name = (getattr(config, "architectures", None) or [type(config).__name__])[0]
+        raise NoEstimateError(
+            f"no estimate for this architecture ({name}): {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    qk_norm = any("q_norm" in name for name, _ in model.named_parameters())
+    embedding = getattr(model.get_input_embeddings(), "weight", torch.empty(0)).numel()
+    tied = model.get_output_embeddings() is None or bool(getattr(config.get_text_config(), "tie_word_embeddings", True))
+    body = parameters - embedding * (1 if tied else 2)
+    adapters = 0
     if lora is not None:
         add_lora(model, LoRAConfig(**vars(lora)))
         adapters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return ModelShape(
+    shape = _shape(config.get_text_config(), parameters, qk_norm, adapters)
+    cost = TokenCost(body, embedding, frozen=bool(adapters)) if shape is None else shape.token_cost
+    return PolicySize(type(model).__name__, parameters, cost, shape)
+
+
+def _shape(text: Any, parameters: int, qk_norm: bool, adapters: int) -> ModelShape | None:
+    """Returns the shape of a decoder with gated MLPs, or `None` where a model's parameters do not add up to one."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    values: list[Any] = [getattr(text, name, None) for name in names]
+    if not all(isinstance(value, int) and value > 0 for value in values):
+        return None
+    vocab, hidden, intermediate, layers, heads = values
+    shape = ModelShape(
         parameters=parameters,
-        vocab=text.vocab_size,
-        hidden=text.hidden_size,
-        intermediate=text.intermediate_size,
-        layers=text.num_hidden_layers,
+        vocab=vocab,
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
         heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        qk_norm=any("q_norm" in name for name, _ in model.named_parameters()),
+        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        qk_norm=qk_norm,
         lora=adapters,
     )
-
-
-def peak_flops(bf16: bool) -> float:
-    """Measures what large matrix products reach here, in FLOP/s; takes half a second."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    a = torch.randn(1024, 1024, device=device, dtype=torch.bfloat16 if bf16 else torch.float32)
-    (a @ a).sum().item()
-    began, done = time.perf_counter(), 0
-    while time.perf_counter() - began < 0.5:
-        (a @ a).sum().item()
-        done += 1
-    return done * 2 * 1024**3 / (time.perf_counter() - began)
+    counted = shape.layers * shape.layer_parameters + shape.vocab * shape.hidden
+    fits = any(abs(n - parameters) <= DESCRIBED_WITHIN * parameters for n in (counted, counted + vocab * hidden))
+    return shape if fits else None
 
 
 def from_source(kind: Any, policy: str) -> Any:

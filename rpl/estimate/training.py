@@ -21,8 +21,24 @@ ALLOCATOR_SHARE = {"cpu": 0.2, "gpu": 0.1}
 """What the allocator holds beyond the tensors of an update, as a share of them: measured with SmolLM2 on a CPU."""
 LOGIT_BYTES = 16
 """Bytes for each token and vocabulary entry of a chunk: logits, log-probabilities, and as much again going backward."""
-TRAIN_SHARE, PREFILL_SHARE, DECODE_SHARE = 0.48, 0.45, 0.2
-"""Shares of a device's peak (FLOP/s of large matrix products) that training, prefill and batched decoding reach."""
+TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
+SHARES = {False: {TRAIN: 0.75, PREFILL: 0.8, DECODE: 0.5}, True: {TRAIN: 0.48, PREFILL: 0.45, DECODE: 0.2}}
+"""Shares of a device's peak (FLOP/s of large matrix products) that training, prefill and batched decoding reach, in
+float32 and (`True`) in bfloat16, whose products are so fast that what lies between them counts for more."""
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """What of a policy costs time, whatever its architecture."""
+
+    body: int
+    """Weights that every token is multiplied with."""
+    head: int
+    """Weights of the output layer, which only some tokens meet."""
+    attention: int = 0
+    """Width of all queries times layers; 0 where it is not known, which leaves out the cost of long contexts."""
+    frozen: bool = False
+    """Whether only adapters have gradients."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,12 @@ class ModelShape:
     def layer_parameters(self) -> int:
         """Weights of the matrices of one layer."""
         return self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.intermediate)
+
+    @property
+    def token_cost(self) -> TokenCost:
+        """What of it costs time."""
+        head = self.vocab * self.hidden
+        return TokenCost(self.layers * self.layer_parameters, head, self.layers * self.queries, bool(self.lora))
 
 
 @dataclass(frozen=True)
@@ -282,7 +304,7 @@ def peaks(parts: Sequence[Part]) -> dict[str, float]:
     }
 
 
-def seconds(shape: ModelShape, settings: Settings, work: Workload, peak_flops: float) -> list[Part]:
+def seconds(cost: TokenCost, settings: Settings, work: Workload, peak_flops: float) -> list[Part]:
     """Estimates one iteration, part by part; parts follow one another.
 
     A forward pass costs 2 FLOP a weight and token, a backward pass twice that (once under adapters, whose frozen
@@ -290,20 +312,20 @@ def seconds(shape: ModelShape, settings: Settings, work: Workload, peak_flops: f
     layer. The output layer runs for trained tokens alone.
 
     Args:
-        shape: The policy.
+        cost: What a token of the policy costs.
         settings: How it computes.
         work: What an iteration does.
         peak_flops: What large matrix products reach on one device, in FLOP/s.
     """
-    body, head = shape.layers * shape.layer_parameters, shape.vocab * shape.hidden
-    attention = 2 * shape.layers * shape.queries * work.context  # half of the pairs, on average
+    body, head, shares = cost.body, cost.head, SHARES[settings.mixed]
+    attention = 2 * cost.attention * work.context  # half of the pairs, on average
     parts = []
     if work.samples:
         drawn = work.rollouts * work.written
         read = work.questions * work.prompt + work.rollouts * work.shown
-        rate = DECODE_SHARE * peak_flops / (2 * (body + head) + attention)
+        rate = shares[DECODE] * peak_flops / (2 * (body + head) + attention)
         parts.append(Part("decode", drawn / rate, f"{drawn:,} tokens at {rate:,.0f}/s"))
-        rate = PREFILL_SHARE * peak_flops / (2 * body + attention)
+        rate = shares[PREFILL] * peak_flops / (2 * body + attention)
         parts.append(Part("prefill", read / rate, f"{read:,} tokens at {rate:,.0f}/s (prompts once a group)"))
     groups = work.questions * work.kept
     rows = groups * work.group_size
@@ -311,11 +333,10 @@ def seconds(shape: ModelShape, settings: Settings, work: Workload, peak_flops: f
     computed = rows * (work.different if settings.packed else 1.0)
     tokens, trained = prompts + computed * (work.written + work.shown), computed * work.written
     forward = tokens * (2 * body + attention) + trained * 2 * head
-    passes = 2.0 if shape.lora else 3.0
+    passes = 2.0 if cost.frozen else 3.0
     passes += 1.0 if settings.checkpointing else 0.0
     extra = (1.0 if work.updates > 1 and work.samples else 0.0) + (1.0 if settings.reference else 0.0)
-    cost = forward * (passes * work.epochs + extra)
-    took = cost / (TRAIN_SHARE * peak_flops)
+    took = forward * (passes * work.epochs + extra) / (shares[TRAIN] * peak_flops)
     rate = tokens / took if took else 0.0
     parts.append(Part("update", took, f"{tokens:,.0f} tokens ({trained:,.0f} trained) at {rate:,.0f}/s"))
     return parts

@@ -70,8 +70,6 @@ class LossOutput:
     """Scalar; a sum, divided by the normaliser."""
     sums: dict[str, Tensor]
     """Detached scalar sums over trained tokens; divide by `tokens` for means."""
-    logprobs: Tensor
-    """`(N,)` log-probabilities that the loss was computed from, detached."""
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor | None) -> Tensor:
@@ -188,7 +186,7 @@ def surrogate_loss(
         sums["entropy"] = entropies.detach().sum()
         if entropy_coef != 0.0:
             objective = objective + entropy_coef * entropies
-    return LossOutput(-(weights * objective).sum() / normaliser, sums, logprobs.detach())
+    return LossOutput(-(weights * objective).sum() / normaliser, sums)
 
 
 def cross_entropy_loss(logprobs: Tensor, normaliser: float) -> LossOutput:
@@ -203,4 +201,4 @@ def cross_entropy_loss(logprobs: Tensor, normaliser: float) -> LossOutput:
     """
     total = -logprobs.sum()
     count = torch.tensor(float(logprobs.numel()), device=logprobs.device)
-    return LossOutput(total / normaliser, {"tokens": count, "nll": total.detach()}, logprobs.detach())
+    return LossOutput(total / normaliser, {"tokens": count, "nll": total.detach()})

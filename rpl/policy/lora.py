@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from rpl.core.distribution import install_line
-from rpl.core.errors import CheckpointError, ConfigError, MissingDependencyError
+from rpl.core.errors import CheckpointError, ConfigError
 
 _ADAPTER = "default"
 
@@ -67,12 +66,8 @@ def add_lora(model: Any, config: LoRAConfig, seed: int = 0) -> None:
 
     Raises:
         ConfigError: A name in `target_modules` is not that of a linear layer of the decoder.
-        MissingDependencyError: peft is not installed.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise MissingDependencyError(f"model.lora needs peft: {install_line('lora')}") from error
+    from peft import LoraConfig, inject_adapter_in_model
 
     names = linear_names(model)
     targets = names if config.target_modules == "all-linear" else list(config.target_modules)

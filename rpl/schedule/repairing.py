@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from rpl.core.files import read_appended
-from rpl.core.progress import progress_bar
+from rpl.core.progress import progress_bar, say
 from rpl.core.records import Question, Repair, from_dict
 from rpl.environment.environment import Environment
 from rpl.repair.harvest import HarvestConfig, harvest
@@ -27,6 +27,7 @@ def harvest_policy(
     config: HarvestConfig,
     rollouts: Path | None = None,
     model_name: str | None = None,
+    enough: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
     """Harvests a policy's failures on training questions into `out`, or goes on doing so.
 
@@ -40,25 +41,36 @@ def harvest_policy(
         config: Search, control, benefit.
         rollouts: Recorded rollouts to take the programs from, in place of new samples.
         model_name: What the records call the policy; by default `policy`.
+        enough: Asked before each chunk but the first; where it says yes, the other questions are left out.
 
     Returns:
         The summary of the harvest.
     """
     loaded = load_local_policy(policy, style, dtype)
+    # A harvest goes on in its file, so that one over the first questions can be followed by one over more of them.
+    ends = [len(questions)] if enough is None else [*range(config.chunk_size, len(questions), config.chunk_size)]
+    ends = ends if ends and ends[-1] == len(questions) else [*ends, len(questions)]
     with progress_bar(len(questions), f"harvest {out.parent.name}", "q") as bar:
-        return harvest(
-            questions,
-            renderer=loaded.renderer,
-            sampler=loaded.sampler,
-            model=loaded.model,
-            environment=environment,
-            config=config,
-            out=out,
-            model_name=model_name or policy,
-            rollouts=rollouts,
-            identity=loaded.identity,
-            progress=bar.update,
-        )
+        for number, end in enumerate(ends):
+            if number and enough is not None and enough():
+                say(f"harvest: {ends[number - 1]} of {len(questions)} questions were tried, to keep the budget")
+                break
+            summary = harvest(
+                questions[:end],
+                renderer=loaded.renderer,
+                sampler=loaded.sampler,
+                model=loaded.model,
+                environment=environment,
+                config=config,
+                out=out,
+                model_name=model_name or policy,
+                rollouts=rollouts,
+                identity=loaded.identity,
+                progress=lambda done: bar.update(done) if enough is None else None,
+            )
+            if enough is not None:
+                bar.update(end - bar.n)
+    return summary
 
 
 def report_repair(run_dir: Path, repairs: Path) -> None:

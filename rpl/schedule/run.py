@@ -8,20 +8,26 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse.typing import Path_fr
 
 from rpl.core.errors import ConfigError
 from rpl.core.files import digest, write_text
 from rpl.core.progress import say
+from rpl.core.records import Question
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.retrieval.engines import config_values
 from rpl.rollouts.loop import RolloutConfig
+from rpl.schedule.clock import Clock, Limit, affordable
 from rpl.schedule.config import Fragment, PhaseConfig, name_phases
 from rpl.schedule.folder import RunFolder
+
+if TYPE_CHECKING:
+    from rpl.datamodules.qa import QADataModule
 
 Style = Literal["compact", "documented"]
 
@@ -40,6 +46,11 @@ class Schedule:
     model: dict[str, Any]
     configs: dict[str, list[Path]]
     seed: int
+    budget_minutes: float | None = None
+
+    def settings(self, part: Literal["data", "trainer", "model"], phase: PhaseConfig) -> dict[str, Any]:
+        """Returns a phase's settings over those of all phases."""
+        return {**getattr(self, part), **getattr(phase, part)}
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
@@ -65,6 +76,7 @@ def cycle(
     trainer: Fragment | None = None,
     model: Fragment | None = None,
     seed: int = 0,
+    budget_minutes: float | None = None,
 ) -> dict[str, Any]:
     """Runs a schedule of phases (RL, harvest, SFT, RL, …, eval) in one run folder, or goes on with it.
 
@@ -84,7 +96,16 @@ def cycle(
         trainer: Trainer arguments of all `rl` and `sft` phases.
         model: Module arguments of all `rl` and `sft` phases.
         seed: Seed of everything.
+        budget_minutes: Minutes that the whole may take on this machine, all sessions together. Its speed is measured,
+            numbers of questions, steps and iterations are cut to fit (see `rpl.schedule.budget`), and the clock is
+            watched while it runs. `null` runs the whole schedule, however long it takes.
+
+    Raises:
+        ConfigError: A setting is out of its range, or the budget does not suffice for a useful run.
+        CheckpointError: The run folder belongs to another configuration.
     """
+    if budget_minutes is not None and not budget_minutes > 0:
+        raise ConfigError(f"budget_minutes must be above 0, or null for the whole schedule; got {budget_minutes:g}")
     names = name_phases(phases)
     data, trainer, model = data or {}, trainer or {}, model or {}
     configs = {"rl": [Path(p.absolute) for p in rl], "sft": [Path(p.absolute) for p in sft]}
@@ -97,6 +118,7 @@ def cycle(
         "trainer": trainer,
         "model": model,
         "seed": seed,
+        "budget_minutes": budget_minutes,
         "phases": [{**asdict(replace(p, name=n))} for p, n in zip(phases, names, strict=True)],
         "configs": {kind: {p.name: digest(p.read_bytes()) for p in files} for kind, files in configs.items()},
     }
@@ -112,35 +134,47 @@ def cycle(
         model=model,
         configs=configs,
         seed=seed,
+        budget_minutes=budget_minutes,
     )
     try:
-        return _run_phases(schedule, phases, names)
+        with Clock(run.path / "clock.json") as clock:
+            return _run_phases(schedule, phases, names, clock)
     finally:
         run.close()
 
 
-def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str]) -> dict[str, Any]:
+def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str], clock: Clock) -> dict[str, Any]:
+    from rpl.datamodules.qa import QADataModule
     from rpl.reports.report import write_report
     from rpl.reports.results import read_results
     from rpl.reports.tables import terminal_table
-    from rpl.schedule.plan import describe_plan
+    from rpl.schedule.plan import make_plan
 
-    run = schedule.run
-    say(describe_plan(schedule, phases, names))
+    run, questions = schedule.run, QADataModule(**schedule.data)
+    plan = make_plan(schedule, phases, names, questions, clock.spent_s)
+    say(plan.text)
+    schedule, phases = plan.apply(schedule, phases)
     current, policies, repairs = schedule.policy, dict[str, Path](), list[Path]()
     for index, (phase, name) in enumerate(zip(phases, names, strict=True)):
         folder = run.phase(index, name)
         outcome = run.done(folder)
-        if outcome is None:
+        if outcome is None and phase.kind in ("rl", "sft") and plan.amounts[index] == 0:
+            outcome = {"left_out": "the budget leaves no time for it"}
+            run.finish(folder, outcome)
+            say(f"phase {index + 1}/{len(phases)}: {name} is left out to keep the budget")
+        elif outcome is None:
             say(f"phase {index + 1}/{len(phases)}: {name}")
             began = time.monotonic()
-            outcome = _run_phase(schedule, phase, name, folder, current, policies, repairs)
+            limit = Limit(clock, name, schedule.budget_minutes, plan.seconds[index:])
+            outcome = _run_phase(schedule, phase, name, folder, current, policies, repairs, questions, limit)
             outcome["seconds"] = round(time.monotonic() - began, 1)
             run.finish(folder, outcome)
             gc.collect()
             say(f"phase {index + 1}/{len(phases)}: {name} took {outcome['seconds'] / 60:.1f} min")
         else:
             say(f"phase {index + 1}/{len(phases)}: {name} is done already")
+        if "left_out" in outcome:
+            continue
         if phase.kind in ("rl", "sft"):
             current, policies[name] = str(folder / "policy"), folder / "policy"
         elif phase.kind == "harvest":
@@ -163,12 +197,11 @@ def _run_phase(
     current: str,
     policies: dict[str, Path],
     repairs: list[Path],
+    questions: QADataModule,
+    limit: Limit,
 ) -> dict[str, Any]:
     if phase.kind in ("rl", "sft"):
-        return _fit(schedule, phase, name, folder, current, repairs)
-    from rpl.datamodules.qa import QADataModule
-
-    questions = QADataModule(**schedule.data)
+        return _fit(schedule, phase, name, folder, current, repairs, limit)
     with Environment(schedule.environment, progress=say) as environment:
         if phase.kind == "harvest":
             from rpl.schedule.repairing import harvest_policy, report_repair
@@ -184,6 +217,7 @@ def _run_phase(
                 dtype=schedule.dtype,
                 config=phase.harvest,
                 model_name=os.path.relpath(current, schedule.run.path) if policies else current,
+                enough=limit.reached,
             )
             report_repair(schedule.run.path, out)
             everything = [*repairs, out]
@@ -195,30 +229,46 @@ def _run_phase(
             raise ConfigError(f"phases: {name!r} has nothing to evaluate; put an rl or sft phase before it")
         wanted = phase.eval.after
         unknown = sorted(set(wanted or ()) - set(policies))
-        if unknown:
+        if unknown and schedule.budget_minutes is None:
             raise ConfigError(f"phases.eval.after names {unknown[0]!r}; the phases so far are {', '.join(policies)}")
+        measured = {n: p for n, p in policies.items() if wanted is None or n in wanted} or policies
         pool = questions.splits.test if phase.eval.split == "test" else questions.splits.val
-        return evaluate_policies(
-            schedule.run.path,
-            folder,
-            pool[: phase.eval.num_questions],
-            start=schedule.policy,
-            policies={n: p for n, p in policies.items() if wanted is None or n in wanted},
-            environment=environment,
-            rollout=schedule.rollout,
-            style=schedule.style,
-            dtype=schedule.dtype,
-            config=phase.eval,
-            settings=schedule.names,
+        pool = pool[: phase.eval.num_questions]
+
+        def measure(run_dir: Path, out: Path, asked: Sequence[Question], names: dict[str, Any]) -> dict[str, Any]:
+            return evaluate_policies(
+                run_dir,
+                out,
+                asked,
+                start=schedule.policy,
+                policies=measured,
+                environment=environment,
+                rollout=schedule.rollout,
+                style=schedule.style,
+                dtype=schedule.dtype,
+                config=phase.eval,
+                settings=names,
+            )
+
+        if limit.budget_s is None:
+            return measure(schedule.run.path, folder, pool, schedule.names)
+        pilot = folder / "pilot"
+        count = affordable(
+            folder / "questions.json",
+            len(pool),
+            limit,
+            lambda asked: measure(pilot, pilot, pool[:asked], schedule.names),
         )
+        cut = {"evaluated": f"{count} of {len(pool)} planned questions, in a budget of {schedule.budget_minutes:g} min"}
+        return measure(schedule.run.path, folder, pool[:count], {**schedule.names, **cut})
 
 
 def _fit(
-    schedule: Schedule, phase: PhaseConfig, name: str, folder: Path, current: str, repairs: list[Path]
+    schedule: Schedule, phase: PhaseConfig, name: str, folder: Path, current: str, repairs: list[Path], limit: Limit
 ) -> dict[str, Any]:
     from rpl.schedule.fit import fit
 
-    data = {**schedule.data, **phase.data}
+    data = schedule.settings("data", phase)
     if phase.kind == "sft":
         if not repairs and "repairs" not in data:
             raise ConfigError(f"phases: {name!r} has nothing to learn from; put a harvest before it")
@@ -228,7 +278,7 @@ def _fit(
         run_dir=schedule.run.path,
         phase=name,
         configs=schedule.configs[phase.kind],
-        trainer={**schedule.trainer, **phase.trainer},
+        trainer={**schedule.settings("trainer", phase), **limit.trainer},
         model={
             "policy": schedule.policy,
             "init_from": None if current == schedule.policy else current,

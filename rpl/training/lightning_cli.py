@@ -15,6 +15,7 @@ import rpl.modules.grpo
 import rpl.modules.sft  # noqa: F401 - imported so that short class names resolve
 from rpl.datamodules.base import RPLDataModule
 from rpl.modules.base import PolicyModule
+from rpl.training.trainer import RPLTrainer
 
 # Nested settings explain themselves in `--help` by the texts under their fields.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -46,6 +47,7 @@ class RPLCLI(LightningCLI):
             super().__init__(
                 PolicyModule,
                 RPLDataModule,
+                trainer_class=RPLTrainer,
                 subclass_mode_model=True,
                 subclass_mode_data=True,
                 auto_configure_optimizers=False,

@@ -9,7 +9,7 @@ import torch
 
 from rpl.cli.commands.estimating import describe, estimate
 from rpl.core.errors import CheckpointError, ConfigError
-from rpl.estimate.shapes import shape_of
+from rpl.estimate.shapes import size_of
 from rpl.estimate.training import (
     GIB,
     ModelShape,
@@ -115,7 +115,7 @@ def test_activations_are_those_that_autograd_keeps(kind, mixed, packed):
 
 
 def test_parameters_are_counted_from_the_configuration_alone(qwen):
-    shape = shape_of(qwen)
+    shape = size_of(qwen).shape
     assert shape.parameters == 4_022_468_096  # as the model card of Qwen3-4B: 4.0 billion, 3.6 without embeddings
     assert shape.parameters - shape.vocab * shape.hidden == pytest.approx(3.6e9, rel=0.02)
     assert (shape.queries, shape.keys, shape.qk_norm) == (4096, 1024, True)
@@ -131,8 +131,8 @@ def test_adapters_are_counted_as_they_are_built(qwen):
     for config in (LoRAConfig(rank=4), LoRAConfig(rank=8, target_modules=("q_proj", "down_proj"))):
         model, _ = load_policy("tiny")
         add_lora(model, config)
-        assert shape_of("tiny", config).lora == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert shape_of(qwen, LoRAConfig(rank=64)).lora == 132_120_576
+        assert size_of("tiny", config).shape.lora == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert size_of(qwen, LoRAConfig(rank=64)).shape.lora == 132_120_576
 
 
 def test_states_are_four_copies_and_shrink_with_shards():
@@ -198,7 +198,7 @@ def test_phases_are_added_up_apart():
 
 def test_time_counts_tokens_and_skips_what_costs_nothing():
     def part(name, settings=PLAIN, **changes):
-        parts = seconds(SHAPE, settings, dataclasses.replace(WORK, **changes), 1e9)
+        parts = seconds(SHAPE.token_cost, settings, dataclasses.replace(WORK, **changes), 1e9)
         return {p.name: p.amount for p in parts}[name]
 
     assert part("decode", group_size=16) == pytest.approx(2 * part("decode"))
@@ -213,7 +213,9 @@ def test_time_counts_tokens_and_skips_what_costs_nothing():
     assert part("update", settings=Settings(checkpointing=True)) == pytest.approx(4 / 3 * part("update"))
     assert part("update", settings=Settings(reference=True)) == pytest.approx(4 / 3 * part("update"))
     assert part("update", updates=2) == pytest.approx(4 / 3 * part("update"))
-    assert [p.name for p in seconds(SHAPE, Settings(), dataclasses.replace(WORK, samples=False), 1e9)] == ["update"]
+    assert [p.name for p in seconds(SHAPE.token_cost, Settings(), dataclasses.replace(WORK, samples=False), 1e9)] == [
+        "update"
+    ]
 
 
 def test_impossible_work_is_refused():
@@ -247,7 +249,7 @@ def test_doctor_prints_it_and_needs_both_files(capsys, tmp_path):
     main(command)
     out = json.loads(capsys.readouterr().out)
     assert out["work"]["written"] == 20
-    assert out["peak_bytes"] > out["shape"]["parameters"] * 16
+    assert out["peak_bytes"] > out["size"]["parameters"] * 16
     with pytest.raises(SystemExit):
         main(["doctor", *files("base")])
     assert "required: data, model" in capsys.readouterr().err
@@ -255,4 +257,4 @@ def test_doctor_prints_it_and_needs_both_files(capsys, tmp_path):
 
 def test_a_policy_that_is_nowhere_is_named():
     with pytest.raises(CheckpointError, match=r"policy 'no/such': its config\.json cannot be had"):
-        shape_of("no/such")
+        size_of("no/such")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpl.estimate.shapes import shape_of
+from rpl.estimate.shapes import size_of
 from rpl.estimate.training import Settings, Workload, memory, peaks
 from rpl.policy.lora import LoRAConfig
 
@@ -26,7 +26,7 @@ def test_peak_memory_is_within_a_quarter(task, precision, lora, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     measured = json.loads(done.stdout.splitlines()[-1])
     assert measured["tokens"] > 0
-    shape = shape_of("smollm2-135m", LoRAConfig(rank=16) if lora else None)
+    shape = size_of("smollm2-135m", LoRAConfig(rank=16) if lora else None).shape
     settings = Settings(mixed=precision == "bf16-mixed", tokens_per_micro_batch=1024)
     parts = memory(shape, settings, RL if task == "rl" else SFT)
     assert max(peaks(parts).values()) == pytest.approx(measured["peak"], rel=0.25)

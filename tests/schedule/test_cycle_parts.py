@@ -1,4 +1,4 @@
-"""The parts of the schedule that need no model: names, folders, locks, the estimate."""
+"""The parts of the schedule that need no model: names, folders, locks."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,9 @@ import pytest
 
 from rpl.cli.commands.parsing import make_parser
 from rpl.core.errors import CheckpointError, ConfigError
-from rpl.estimate.training import ModelShape, Settings, memory, peaks
 from rpl.schedule import cycle
 from rpl.schedule.config import EvalConfig, PhaseConfig, name_phases
 from rpl.schedule.folder import RunFolder
-from rpl.schedule.plan import FRAGMENTED, SEARCH_S, START_S, Costs
 from rpl.schedule.run import _point
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -89,33 +87,3 @@ def test_the_model_link_moves_in_one_step(tmp_path):
         (tmp_path / name / "config.json").write_text(name)
         _point(tmp_path / "model", tmp_path / name)
         assert (tmp_path / "model" / "config.json").read_text() == name
-
-
-SHAPE = ModelShape(
-    parameters=10**8, vocab=49152, hidden=576, intermediate=1536, layers=30, heads=9, kv_heads=3, head_dim=64
-)
-RL = PhaseConfig(kind="rl")
-EVAL = PhaseConfig(kind="eval", eval=EvalConfig(num_questions=100, fixed_k=[1, 3]))
-
-
-def phase_seconds(phase, flops=1e11, trained=2, **trainer):
-    return Costs(SHAPE, Settings(), flops).phase(phase, {"batch_size": 8}, {"group_size": 4}, trainer, trained)
-
-
-def test_phase_times_scale_with_the_machine_and_the_work():
-    ten = phase_seconds(RL, max_steps=10) - START_S
-    assert phase_seconds(RL, max_steps=20) - START_S == pytest.approx(2 * ten)
-    assert phase_seconds(RL, flops=2e11, max_steps=10) - START_S == pytest.approx(ten / 2)
-    one, two = (phase_seconds(EVAL, trained=count) for count in (1, 2))
-    assert two > one > START_S
-    harvest = PhaseConfig(kind="harvest", num_questions=100)
-    assert phase_seconds(harvest) > START_S + 100 * SEARCH_S
-
-
-def test_memory_is_that_of_the_hungriest_phase():
-    costs = Costs(SHAPE, Settings(), 1e11)
-    works = [costs.work(phase, {"batch_size": 8}, {"group_size": 4}) for phase in (RL, PhaseConfig(kind="sft"))]
-    alone = [costs.peak([work]) for work in works]
-    assert costs.peak(works) == max(alone)
-    assert alone[0] == pytest.approx(FRAGMENTED * max(peaks(memory(SHAPE, Settings(), works[0])).values()))
-    assert costs.peak([]) == pytest.approx(FRAGMENTED * 4e8)

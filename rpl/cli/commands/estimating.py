@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rpl.core.errors import RPLError
-from rpl.estimate.shapes import from_source, peak_flops, shape_of
+from rpl.core.machine import fastest_precision, matmul_rate
+from rpl.estimate.shapes import NoEstimateError, PolicySize, from_source, size_of
 from rpl.estimate.training import GIB, ModelShape, Part, Settings, Workload, memory, peaks, seconds
 from rpl.modules.batches.micro_batches import token_budget
 
@@ -27,10 +28,11 @@ class Estimate:
     """An estimate with all that it was made from."""
 
     policy: str
-    shape: ModelShape
+    size: PolicySize
     settings: Settings
     work: Workload
     memory: list[Part]
+    """Empty where the architecture is not one that the estimate of memory describes."""
     time: list[Part]
     iterations: int | None
     """Of the whole run; `None` if it has no end."""
@@ -38,9 +40,9 @@ class Estimate:
     """Bytes of the device, where known."""
 
     @property
-    def peak(self) -> float:
-        """Bytes that a device must have."""
-        return max(peaks(self.memory).values())
+    def peak(self) -> float | None:
+        """Bytes that a device must have; `None` where memory is not known."""
+        return max(peaks(self.memory).values()) if self.memory else None
 
     @property
     def iteration_s(self) -> float | None:
@@ -57,6 +59,7 @@ def estimate(args: Sequence[str]) -> Estimate:
     Raises:
         ConfigError: A value is out of its range.
         CheckpointError: The policy's configuration cannot be found.
+        NoEstimateError: Nothing can be said of the policy.
     """
     own = argparse.ArgumentParser(prog="rpl doctor", add_help=False, allow_abbrev=False)
     own.add_argument("--tflops", type=float)
@@ -70,7 +73,7 @@ def estimate(args: Sequence[str]) -> Estimate:
     model, data, trainer = config.model.init_args, config.data.init_args, config.trainer
     settings, available = _settings(config, given.device_memory)
     policy = str(model.get("init_from") or model.policy)
-    shape = shape_of(policy, model.get("lora"))
+    size = size_of(policy, model.get("lora"))
     rollout, rl = model.rollout, "group_size" in model
     work = Workload(
         questions=data.batch_size,
@@ -88,17 +91,17 @@ def estimate(args: Sequence[str]) -> Estimate:
         updates=model.get("updates_per_iteration", 1),
         epochs=model.get("epochs", 1),
     )
-    settings = _with_engine(settings, shape, work, model.get("sampler"), available)
+    settings = _with_engine(settings, size.shape, work, model.get("sampler"), available)
     updates = work.updates * work.epochs
     steps = trainer.max_steps
     flops = given.tflops * 1e12 if given.tflops else _peak_flops(settings)
     return Estimate(
         policy,
-        shape,
+        size,
         settings,
         work,
-        memory(shape, settings, work),
-        seconds(shape, settings, work, flops) if flops else [],
+        memory(size.shape, settings, work) if size.shape is not None else [],
+        seconds(size.cost, settings, work, flops) if flops else [],
         steps // updates if steps and steps > 0 else None,
         available,
     )
@@ -106,23 +109,25 @@ def estimate(args: Sequence[str]) -> Estimate:
 
 def describe(result: Estimate) -> str:
     """Returns an estimate as lines of text."""
-    shape, settings, work = result.shape, result.settings, result.work
+    size, settings, work = result.size, result.settings, result.work
     how = "sharded (FSDP2)" if settings.sharded and settings.devices > 1 else "each with the whole model"
     lines = [
-        f"policy {result.policy}: {shape.parameters / 1e6:,.0f} M parameters, {shape.layers} layers"
-        + (f", adapters of {shape.lora / 1e6:,.1f} M" if shape.lora else ""),
+        f"policy {result.policy}: {size.parameters / 1e6:,.0f} M parameters"
+        + (f", {size.shape.layers} layers" if size.shape else "")
+        + (f", adapters of {size.shape.lora / 1e6:,.1f} M" if size.shape and size.shape.lora else ""),
         f"{settings.devices} {settings.device.upper()} process{'es' if settings.devices > 1 else ''}"
         + (f", {how}" if settings.devices > 1 else "")
         + (", bf16-mixed" if settings.mixed else ", float32"),
-        "memory of one process:",
+        "memory of one process:" if result.memory else f"memory of one process: {size.no_estimate}",
     ]
     lines += [_line(part, f"{part.amount / GIB:8.2f} GiB", _phase(part)) for part in result.memory]
-    found = peaks(result.memory)
-    names = {"sample": "sampling", "update": "updating"}
-    lines.append("  peak " + ", ".join(f"while {names[phase]} {size / GIB:.1f} GiB" for phase, size in found.items()))
-    if result.available is not None:
-        fits = "fits" if result.peak <= result.available else "DOES NOT FIT"
-        lines[-1] += f"; {result.available / GIB:.0f} GiB are there: {fits}"
+    if result.peak is not None:
+        names = {"sample": "sampling", "update": "updating"}
+        phases = (f"while {names[phase]} {amount / GIB:.1f} GiB" for phase, amount in peaks(result.memory).items())
+        lines.append(f"  peak {', '.join(phases)}")
+        if result.available is not None:
+            fits = "fits" if result.peak <= result.available else "DOES NOT FIT"
+            lines[-1] += f"; {result.available / GIB:.0f} GiB are there: {fits}"
     lines.append(f"time of one iteration ({work.questions} questions x {work.group_size} a process):")
     if result.iteration_s is None:
         lines.append("  not known: no such device here; give --tflops (what its large matrix products reach)")
@@ -139,9 +144,14 @@ def describe(result: Estimate) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(args: Sequence[str]) -> Estimate:
-    """Prints the estimate, as text or with `--json`."""
-    result = estimate(args)
+def run(args: Sequence[str]) -> Estimate | None:
+    """Prints the estimate, as text or with `--json`; `None` where there is none for the policy's architecture."""
+    try:
+        result = estimate(args)
+    except NoEstimateError as error:
+        none = {"estimate": None, "reason": str(error)}
+        sys.stdout.write(json_module.dumps(none, indent=2) + "\n" if "--json" in args else f"{error}\n")
+        return None
     if "--json" in args:
         extra = {"peak_bytes": result.peak, "iteration_s": result.iteration_s}
         sys.stdout.write(json_module.dumps(asdict(result) | extra, indent=2) + "\n")
@@ -191,7 +201,7 @@ def _settings(config: Any, device_memory: float | None) -> tuple[Settings, float
             devices=_devices(trainer.devices, device) * int(trainer.num_nodes or 1),
             sharded=strategy.endswith(("FSDP2Strategy", "ModelParallelStrategy")),
             device=device,
-            mixed=trainer.precision == "bf16-mixed",
+            mixed=_mixed(trainer.precision, device),
             frozen_bytes=2 if lora is not None and lora.base_dtype == "bfloat16" else 4,
             optimizer_bytes=OPTIMIZER_BYTES.get(optimizer, 8),
             reference=bool(model.get("beta", 0)),
@@ -202,6 +212,17 @@ def _settings(config: Any, device_memory: float | None) -> tuple[Settings, float
         ),
         available,
     )
+
+
+def _mixed(precision: Any, device: str) -> bool:
+    """Whether matrix products are in bfloat16; for a GPU that is not on this machine, `auto` is taken for that."""
+    import torch
+
+    if precision != "auto":
+        return bool(precision == "bf16-mixed")
+    if device == "gpu":
+        return not torch.cuda.is_available() or fastest_precision("cuda").dtype == "bfloat16"
+    return fastest_precision().dtype == "bfloat16"
 
 
 def _devices(value: Any, device: str) -> int:
@@ -215,7 +236,7 @@ def _devices(value: Any, device: str) -> int:
 
 
 def _with_engine(
-    settings: Settings, shape: ModelShape, work: Workload, sampler: Any, available: float | None
+    settings: Settings, shape: ModelShape | None, work: Workload, sampler: Any, available: float | None
 ) -> Settings:
     if sampler is None or not str(sampler.class_path).endswith("VLLMSampler"):
         return settings
@@ -226,6 +247,8 @@ def _with_engine(
         return replace(settings, engine_bytes=0)
     if available is not None and settings.device == "gpu":
         return replace(settings, engine_bytes=int(options.gpu_memory_utilization * available))
+    if shape is None:
+        return settings
     cache = min(work.rows, work.rollouts) * work.context * shape.layers * 2 * shape.keys * 2
     return replace(settings, engine_bytes=2 * shape.parameters + cache)
 
@@ -235,7 +258,8 @@ def _peak_flops(settings: Settings) -> float | None:
 
     if settings.device == "gpu" and not torch.cuda.is_available():
         return None
-    return peak_flops(settings.mixed)
+    dtype = "bfloat16" if settings.mixed else "float32"
+    return matmul_rate(dtype, 1024, 1024, 1024, "cuda" if settings.device == "gpu" else "cpu", for_s=0.5)
 
 
 def _memory_here() -> float | None:
@@ -254,9 +278,9 @@ def _prompt_tokens(policy: str, model: Any) -> int:
 
     try:
         tokenizer = from_source(AutoTokenizer, policy)
+        renderer = Renderer(tokenizer, model.prompt_style, model.thinking)
     except (OSError, ValueError, RPLError):
         return PROMPT_TOKENS[model.prompt_style]
-    renderer = Renderer(tokenizer, model.prompt_style, model.thinking)  # refuses a chat template that cannot be used
     return len(
         renderer.prompt_ids("Which of the two films was directed by someone who was born in the capital of Chad?")
     )

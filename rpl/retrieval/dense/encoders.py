@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rpl.core.errors import ConfigError, MissingDependencyError, RetrieverError
 from rpl.core.files import digest
 from rpl.core.hub import model_contents, resolve_model_folder, weight_files
+from rpl.core.machine import one_thread
 from rpl.retrieval.dense.known_encoders import MODULES_FILE, default_pooling, default_prefixes
 from rpl.retrieval.keyword.tokens import Tokenizer
 
@@ -138,7 +139,10 @@ class SentenceEncoder(Encoder):
         return [_unit(tokens.float().cpu().numpy()) for tokens in found]
 
     def _run(self, texts: list[str], kind: Kind, output: str) -> Any:
-        with self.lock, mixed_precision(self._model, self.precision):
+        # What running programs ask for takes one thread, so that it does not fight with the policy's decoding.
+        building = kind == "passage" and output == "sentence_embedding"
+        alone = nullcontext() if building or self._model.device.type != "cpu" else one_thread()
+        with self.lock, alone, mixed_precision(self._model, self.precision):
             return self._model.encode(
                 texts,
                 prompt=self.prefixes[kind] or None,

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from rpl.core.errors import ConfigError
+from rpl.core.machine import fastest_precision
 from rpl.core.seeds import uniform
 from rpl.policy.attention import attention_kinds
-from rpl.policy.limits import positions
 from rpl.sampling.hf.cache import Access, SlotCache
 from rpl.sampling.hf.precision import SamplingMode
 from rpl.sampling.hf.slots import SlotTable, shared_length, worthwhile
@@ -39,8 +39,9 @@ class HFSampler(Sampler):
     """Draws from a transformers causal language model with full attention.
 
     Args:
-        dtype: Type of the matrix products: `float32`, or `bfloat16` (autocast, about twice as fast on a CPU with
-            bf16 instructions). Use the trainer's, so that both see the same log-probabilities.
+        dtype: Type of the matrix products: `float32`, `bfloat16` (autocast, about twice as fast on a CPU with bf16
+            instructions), or `auto` for what the model's device multiplies fastest. Use the trainer's, so that both see
+            the same log-probabilities.
         prefill_tokens: Most tokens in one pass over prompts or observations; `None` chooses by device.
         stride: Decoding steps in one `advance`. What was asked for meanwhile waits for its end; a program that was
             finished in it runs during the next one.
@@ -48,12 +49,12 @@ class HFSampler(Sampler):
 
     def __init__(
         self,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Literal["float32", "bfloat16", "auto"] = "float32",
         prefill_tokens: int | None = None,
         stride: int = 8,
     ) -> None:
-        if dtype not in ("float32", "bfloat16"):
-            raise ConfigError(f"sampler dtype {dtype!r}: allowed are 'float32' and 'bfloat16'")
+        if dtype not in ("float32", "bfloat16", "auto"):
+            raise ConfigError(f"sampler dtype {dtype!r}: allowed are 'float32', 'bfloat16' and 'auto'")
         if prefill_tokens is not None and prefill_tokens < 1:
             raise ConfigError(f"sampler prefill_tokens must be at least 1, got {prefill_tokens}")
         if stride < 1:
@@ -78,7 +79,6 @@ class HFSampler(Sampler):
                 "use VLLMSampler"
             )
         self.model, self.tokenizer = model, tokenizer
-        self.max_positions = positions(model)
         self._detectors = {}
 
     def detector(self, stops: tuple[str, ...]) -> StopDetector:
@@ -120,7 +120,8 @@ class HFSession(TranscriptSession[_Row]):
         self._cache_argument = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
         parameter = next(model.parameters())
         self._device: torch.device = parameter.device
-        autocast = torch.bfloat16 if sampler.dtype == "bfloat16" and parameter.dtype == torch.float32 else None
+        dtype = fastest_precision(self._device.type).dtype if sampler.dtype == "auto" else sampler.dtype
+        autocast = torch.bfloat16 if dtype == "bfloat16" and parameter.dtype == torch.float32 else None
         self._mask_dtype = autocast or parameter.dtype
         self._mode = SamplingMode(model, autocast)
         self._budget = sampler.prefill_tokens or (2048 if self._device.type == "cpu" else 16384)
@@ -173,16 +174,10 @@ class HFSession(TranscriptSession[_Row]):
         self._table.grow(len(homeless))
         for row in homeless:
             row.slot = self._table.take(row.number, row.tokens)
-        limit = self._sampler.max_positions
         # One column more than the longest transcript: rows without a token of their own write there.
         longest = max(
             len(row.tokens) - len(row.draft.ids) + row.draft.params.max_new_tokens for row in asked if row.draft
         )
-        if limit is not None and longest > limit:
-            raise ConfigError(
-                f"a transcript of {longest} tokens, completion included, is longer than the {limit} positions that "
-                f"{type(self._model).__name__} reads"
-            )
         self._cache.reserve(len(self._table.slots), longest + 1)
 
     def _step(self, batch: list[_Row]) -> list[tuple[int, Completion]]:
