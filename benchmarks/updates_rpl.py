@@ -23,6 +23,7 @@ from benchmarks.turns import Turns
 from rpl.core.records import Question, Rollout, Turn
 from rpl.modules.batches.micro_batches import MicroBatch
 from rpl.modules.grpo import GRPOModule
+from rpl.modules.parts.rollout_engine import Rollouts
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "rpl": {},
@@ -43,9 +44,9 @@ class Prepared(GRPOModule):
         self.prepared = rollouts
         self.full_logits = full_logits
 
-    def roll_out(self, *args: Any, **kwargs: Any) -> tuple[list[Rollout], list[Rollout], dict[str, float]]:
+    def roll_out(self, *args: Any, **kwargs: Any) -> Rollouts:
         """Returns the prepared rollouts."""
-        return self.prepared, self.prepared, {"generate_s": 0.0, "execute_s": 0.0, "wait_s": 0.0, "sync_s": 0.0}
+        return Rollouts(self.prepared)
 
     def token_logprobs(self, batch: MicroBatch, temperature: float = 1.0, entropy: Any = "none") -> Any:
         """As shipped, or in the way of a first draft: logits of every position, log-softmax over all of them."""
@@ -169,7 +170,7 @@ def main() -> None:
         )
         trainer.fit(module, datamodule=Batches(questions, args.turns))
     # `shared` is checked against padded rows when a run starts, and given up where it does not agree.
-    turns.finish(args.device, packed=bool(module._packs), micro_batch_tokens=module.tokens_per_micro_batch)
+    turns.finish(args.device, packed=bool(module.packer.packs), micro_batch_tokens=module.packer.tokens)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,8 @@ class Rollout:
     turns: tuple[Turn, ...]
     answer: str | None = None
     invalid: str | None = None
-    """Why there is no answer: `forgery`, `truncated`, `no_action`, `turn_budget`; `None` when answered."""
+    """Why there is no answer: `forgery`, `truncated`, `context`, `no_action`, `turn_budget`, `repeated_failure`; `None`
+    when answered."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -202,7 +203,8 @@ class Repair:
     """Program executions that were spent on this question, the final verification included."""
     uncached_calls: int = 0
     verdict: str = ""
-    """`repaired`, `already_verified`, `solved` (verified, but not kept), `budget`, `exhausted` or `no_gold`."""
+    """`repaired`, `already_verified`, `solved` (verified, but not kept), `budget`, `exhausted`, `no_gold`, or
+    `gold_missing` (the corpus lacks gold passages of the question, and nothing was run)."""
     failure: str = ""
     """Where the parent lost it: `crashed`, `never_fetched`, `lost_in_rerank`, `not_printed`, `over_budget`, `none`."""
     trace: Trace | None = None
@@ -213,7 +215,7 @@ class Repair:
 
     @property
     def attempted(self) -> bool:
-        """Whether the parent was a failure that was searched; `already_verified` and `no_gold` were none to repair."""
+        """Whether the parent was a failure that was searched; the other verdicts leave nothing to repair."""
         return self.verdict in ("repaired", "budget", "exhausted")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rpl.core.errors import DataError
 from rpl.core.files import read_jsonl
 from rpl.core.records import Repair, from_dict
+from rpl.core.tags import answer_writable, writable
 from rpl.datamodules.readers import QuestionSplits
 
 VERIFIED = ("repaired", "already_verified")
@@ -24,7 +25,7 @@ class SFTExample:
     steps: tuple[tuple[str, str], ...]
     """Pairs of program and observation, in order."""
     answer: str
-    """The first accepted answer."""
+    """The first accepted answer that a turn can hold."""
     imitate: bool = True
     """Whether the programs are to be learnt, or the answer alone: how to read what they printed."""
 
@@ -58,7 +59,7 @@ def read_repairs(paths: Iterable[Path]) -> list[LocatedRepair]:
 
 def build_examples(
     repairs: Sequence[LocatedRepair], splits: QuestionSplits, max_per_question: int | None, readings: bool = True
-) -> list[SFTExample]:
+) -> tuple[list[SFTExample], int]:
     """Turns verified repairs into examples; what was not verified is left out.
 
     Args:
@@ -69,7 +70,8 @@ def build_examples(
         readings: Whether evidence that was recorded to be read gives one more example a question.
 
     Returns:
-        Examples in the order of the training questions, whatever the order of the files.
+        Examples in the order of the training questions, whatever the order of the files; and how many programs were
+        left out because a transcript cannot hold them or any accepted answer (see `rpl.core.tags`).
 
     Raises:
         DataError: A repair belongs to a validation or test question or to none at all, or a verified one has no
@@ -90,19 +92,21 @@ def build_examples(
             _check(repair, where)
             by_question.setdefault(repair.question_id, []).append(repair)
     examples: list[SFTExample] = []
+    dropped = 0
     for question in splits.train:
         ranked = sorted(by_question.get(question.id, ()), key=lambda r: (r.edit_distance, r.child or "", r.seed))
-        unique = list({repair.child: repair for repair in reversed(ranked)}.values())[::-1]
-        for repair in unique[:max_per_question]:
-            assert repair.child is not None  # _check has refused repairs without a program or a trace
-            assert repair.trace is not None
-            steps = ((repair.child, repair.trace.observation),)
-            examples.append(SFTExample(question.question, question.id, steps, question.answers[0]))
+        programs = {r.child: (r.child, r.trace.observation) for r in ranked if r.child is not None and r.trace}
         recorded = [r.extra["reading"] for r in by_question.get(question.id, ()) if "reading" in r.extra]
-        if readings and recorded:
-            steps = ((recorded[0]["program"], recorded[0]["observation"]),)
-            examples.append(SFTExample(question.question, question.id, steps, question.answers[0], imitate=False))
-    return examples
+        read = [(r["program"], r["observation"]) for r in recorded[:1] if readings]
+        answer = next(filter(answer_writable, question.answers), None)
+        held = [step for step in programs.values() if writable(step[0]) and answer is not None]
+        held_read = [step for step in read if writable(step[0]) and answer is not None]
+        dropped += len(programs) + len(read) - len(held) - len(held_read)
+        chosen = [(step, True) for step in held[:max_per_question]] + [(step, False) for step in held_read]
+        examples += [
+            SFTExample(question.question, question.id, (step,), answer or "", imitate) for step, imitate in chosen
+        ]
+    return examples, dropped
 
 
 def _check(repair: Repair, where: str) -> None:

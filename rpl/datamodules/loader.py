@@ -24,12 +24,25 @@ def epoch_order(num_items: int, seed: int, epoch: int) -> list[int]:
     return sorted(range(num_items), key=lambda index: digest("order", str(seed), str(epoch), str(index)))
 
 
+def left_out(num_items: int, world_size: int, seed: int, epoch: int) -> set[int]:
+    """Returns the items of an epoch that cannot be shared out evenly, fewer than `world_size`.
+
+    They go round: over `num_items` epochs each item is left out equally often.
+
+    >>> [len(left_out(7, 2, 0, epoch)) for epoch in range(3)], left_out(8, 2, 0, 0)
+    ([1, 1, 1], set())
+    """
+    each = num_items % world_size
+    turns = epoch_order(num_items, seed, -1) if each else []
+    return {turns[(epoch * each + number) % num_items] for number in range(each)}
+
+
 class TrainLoader(Generic[T]):
     """Yields shuffled batches; all processes get equally many batches, of equal sizes.
 
     One iteration takes `batch_size * world_size` consecutive items of the epoch's order, and process `rank` takes every
     `world_size`-th of them. The last iteration of an epoch may be smaller; the fewer than `world_size` items that
-    cannot be shared out evenly wait for another epoch.
+    cannot be shared out evenly wait for another epoch; they are others each time, in turn.
 
     Args:
         items: What to yield, at least `world_size` of them.
@@ -88,12 +101,12 @@ class TrainLoader(Generic[T]):
             self._batches = math.ceil(self._batches / length) * length
         self._resumes = False
         epoch, start = divmod(self._batches, length)
-        order = epoch_order(len(self._items), self._seed, epoch)
-        shared = len(order) - len(order) % self._world_size
+        waiting = left_out(len(self._items), self._world_size, self._seed, epoch)
+        order = [item for item in epoch_order(len(self._items), self._seed, epoch) if item not in waiting]
         step = self._batch_size * self._world_size
         for index in range(start, length):
             self._batches += 1
-            chunk = order[index * step : min((index + 1) * step, shared)]
+            chunk = order[index * step : (index + 1) * step]
             yield [self._items[i] for i in chunk[self._rank :: self._world_size]]
 
 

@@ -22,7 +22,7 @@ from rpl.datamodules.readers import text_key
 from rpl.retrieval.corpus.corpus import is_encodable, text_field
 from rpl.retrieval.corpus.questions import read_questions
 from rpl.retrieval.fetching.downloads import Downloader
-from rpl.retrieval.fetching.plan import Wanted, announce, fetch_all, fetching, look_up, work_folder
+from rpl.retrieval.fetching.plan import Wanted, announce, fetch_all, fetching, work_folder
 from rpl.retrieval.fetching.sources import HubDataset
 
 Say = Callable[[str], None]
@@ -107,7 +107,7 @@ def fetch_questions(
         return list(targets.values())
     source = HubDataset(DATASET, revision)
     with Downloader(say) as downloader:
-        wanted = {file: look_up(source, downloader, file.remote, work / file.remote) for file in missing}
+        wanted = {file: Wanted(source.look_up(file.remote), work / file.remote) for file in missing}
         announce(f"{name}: questions from {source}", list(wanted.values()), out, downloader, say)
         if dry_run:
             return list(targets.values())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
 from rpl.core.errors import ConfigError, DataError
+from rpl.core.progress import say
 from rpl.datamodules.base import RPLDataModule
 from rpl.datamodules.examples import SFTExample, build_examples, read_repairs
 
@@ -77,15 +81,31 @@ class RepairedDataModule(RPLDataModule):
         """
         if self._examples is None:
             repairs = read_repairs(Path(path).expanduser() for path in self.repairs)
-            examples = build_examples(repairs, self.splits, self.max_per_question, self.readings)
+            examples, dropped = build_examples(repairs, self.splits, self.max_per_question, self.readings)
+            _say_dropped(dropped)
             used = {question.id for question in self.train_questions_used}
             self._examples = [example for example in examples if example.question_id in used]
         if not self._examples:
             raise DataError(f"data.repairs ({', '.join(self.repairs)}) has no verified repair of a training question")
         return self._examples
 
+    def keep(self, wanted: Callable[[SFTExample], bool]) -> None:
+        """Drops the examples that are not wanted, and says how many; called before the first batch is drawn."""
+        kept = list(filter(wanted, self.train_items()))
+        _say_dropped(len(self.train_items()) - len(kept))
+        self._examples = kept
+
     def setup(self, stage: str) -> None:
         """Reads and checks the files; the repairs only where training is about to start."""
         super().setup(stage)
         if stage == "fit":
             self.train_items()
+
+
+@rank_zero_only
+def _say_dropped(number: int) -> None:
+    if number:
+        say(
+            f"data.repairs: {number} verified programs are left out: they, or the answer, hold a tag or a turn marker, "
+            "and would not be read back from the transcript as they are"
+        )

@@ -33,6 +33,9 @@ class EnvironmentConfig:
     """How often a failed retrieval call is tried again before its program counts as failed by infrastructure."""
     health: HealthConfig = field(default_factory=HealthConfig)
     """Canary queries, reruns of programs that infrastructure failed, and how long a run waits for retrieval."""
+    min_answerable: float = 0.05
+    """Least share of the questions with gold passages whose gold the corpus has, in [0, 1]; training, harvests and
+    evaluations below it are refused before they begin. 0 refuses nothing."""
     require_layers: tuple[str, ...] = ()
     """Layers of the sandbox without which nothing runs: `audit_hook`, `no_new_privileges`, `resource_limits`,
     `namespaces`, `landlock`, `seccomp`. One that is not named here and that the machine lacks is told in a log line."""
@@ -48,6 +51,8 @@ class EnvironmentConfig:
             raise ConfigError(f"environment.workers must be at least 1, got {self.workers}")
         if self.infra_retries < 0:
             raise ConfigError(f"environment.infra_retries must be at least 0, got {self.infra_retries}")
+        if not 0 <= self.min_answerable <= 1:
+            raise ConfigError(f"environment.min_answerable must be in [0, 1], got {self.min_answerable}")
         if unknown(self.require_layers):
             raise ConfigError(f"environment.require_layers: {unknown(self.require_layers)}")
 
@@ -59,6 +64,7 @@ class Environment:
         config: The settings.
         library: An open library to use in place of `config.library`; it stays open when the environment closes.
         progress: Receives a line of text for each slow step of opening the library.
+        executor: What runs the programs in place of the sandbox, as it is; it stays open as well.
     """
 
     def __init__(
@@ -66,12 +72,13 @@ class Environment:
         config: EnvironmentConfig,
         library: Library | None = None,
         progress: Callable[[str], None] | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.config = config
         self._given = library
         self._opened: Library | None = None
         self._sandbox: SandboxExecutor | None = None
-        self._executor: Executor | None = None
+        self._executor = executor
         self._count_tokens: TokenCounter | None = None
         self._progress = progress
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rpl.core.answers import exact_match
 from rpl.core.errors import ConfigError
-from rpl.core.records import Question, Rollout
+from rpl.core.progress import say
+from rpl.core.records import Question
 from rpl.core.seeds import derive_seed
-from rpl.credit.advantages import AdvantageKind, group_advantages
-from rpl.credit.rewards import check_reward, score
+from rpl.credit.advantages import AdvantageKind
+from rpl.credit.assignment import CreditedRollout, assign_credit
+from rpl.credit.rewards import check_reward
 from rpl.modules.batches.logprobs import score_tokens
 from rpl.modules.batches.micro_batches import MicroBatch, TrainingSequence, from_rollout, split_evenly
+from rpl.modules.iteration_log import rollout_log, rollout_sums, time_log, update_log
 from rpl.modules.losses import (
     Aggregation,
     KLEstimator,
@@ -33,36 +36,31 @@ from rpl.modules.losses import (
     truncated_importance,
 )
 from rpl.modules.losses import normaliser as loss_normaliser
-from rpl.modules.training import TrainingModule
+from rpl.modules.parts.idle import IdleIterations
+from rpl.modules.parts.rollout_engine import Rollouts
+from rpl.modules.training import TrainingModule, add_up
 from rpl.policy.lora import adapters_off
+from rpl.policy.modes import without_dropout
 from rpl.rollouts.loop import RolloutRequest
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredRollout:
-    """A rollout with what became of it in training; `last_scored` holds those of the latest iteration."""
-
-    rollout: Rollout
-    reward: float | None
-    """`None` if the rollout is void."""
-    terms: dict[str, float]
-    """Unweighted reward terms."""
-    em: float
-    advantage: float
-    kept: bool
-    """Whether it entered the loss: it is not void, and its group's rewards differ."""
-
-
-@dataclass(slots=True)
-class Fixed:
+class FrozenLogprobs:
     """Log-probabilities of a micro-batch that do not change while it is trained on, `(N,)` each."""
 
     old: Tensor | None = None
-    """Denominators of the ratio; `None` until the first update has computed them on the way."""
-    ref: Tensor | None = None
-    """Under the reference model."""
-    sampled: Tensor | None = None
-    """The trainer's, under the weights that sampled, where importance weights need them."""
+    """Denominators of the ratio; `None` where they are what the first update is about to compute."""
+    reference: Tensor | None = None
+    """Under the start model, where there is a KL term."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePart:
+    """The share of an iteration's rollouts that one update trains on."""
+
+    work: list[tuple[MicroBatch, FrozenLogprobs]]
+    normaliser: float
+    """What the loss is divided by, the same on all ranks."""
 
 
 class GRPOModule(TrainingModule):
@@ -95,6 +93,8 @@ class GRPOModule(TrainingModule):
             not.
         entropy_coef: Weight of an entropy bonus.
         log_entropy: Whether to measure the policy's entropy when it has no weight; costs one more pass over the logits.
+        stop_after_idle: Ends the run after so many iterations in a row in which no group's rewards differ, so that
+            nothing can be learnt; `None` only says so.
         **kwargs: Those of `PolicyModule`.
     """
 
@@ -115,6 +115,7 @@ class GRPOModule(TrainingModule):
         kl_gradient: KLGradient = "ratio",
         entropy_coef: float = 0.0,
         log_entropy: bool = True,
+        stop_after_idle: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -123,12 +124,14 @@ class GRPOModule(TrainingModule):
             ("group_size", group_size),
             ("updates_per_iteration", updates_per_iteration),
             ("epochs", epochs),
+            ("stop_after_idle", stop_after_idle),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ConfigError(f"model.{key} must be at least 1, got {value}")
-        if self.lora is not None and self.lora.dropout > 0:
+        lora = self.policy_model.lora
+        if lora is not None and lora.dropout > 0:
             raise ConfigError(
-                f"model.lora.dropout must be 0 in RL, got {self.lora.dropout}: the ratio of each token would be noisy"
+                f"model.lora.dropout must be 0 in RL, got {lora.dropout}: the ratio of each token would be noisy"
             )
         if group_size == 1 and advantage != "reinforce":
             raise ConfigError(f"model.group_size 1 leaves nothing to compare; advantage {advantage!r} needs at least 2")
@@ -153,8 +156,8 @@ class GRPOModule(TrainingModule):
         self.beta, self.kl_estimator, self.kl_gradient = beta, kl_estimator, kl_gradient
         self.entropy_coef, self.log_entropy = entropy_coef, log_entropy
         self.updates_per_step = updates_per_iteration * epochs
-        self.last_scored: list[ScoredRollout] = []
-        """What the latest iteration made of the rollouts of this rank, for callbacks to record."""
+        self.idle = IdleIterations(stop_after_idle)
+        """Counts iterations in which nothing could be learnt."""
         self._reference: list[Any] = []  # in a list, so that it is no submodule: it is never saved and never trained
 
     def setup(self, stage: str) -> None:
@@ -179,43 +182,60 @@ class GRPOModule(TrainingModule):
         if self.model is not None:
             return
         super().configure_model()
-        if self.beta > 0 and self.lora is None:
-            reference, _ = self.load_frozen()
-            self.shard(reference)
-            self._reference = [reference]
+        if self.beta > 0 and self.policy_model.lora is None:
+            self._reference = [self.policy_model.frozen_start(self.device_mesh, self.sharded_dtype)]
 
     def on_fit_start(self) -> None:
         """Moves the reference model to where the policy is."""
         self._reference = [reference.to(self.device) for reference in self._reference]
 
-    # -- one iteration -------------------------------------------------------------------------------------------
+    def on_train_start(self) -> None:
+        """Turns dropout off: log-probabilities must be those that the sampler drew with."""
+        without_dropout(self.model, self.policy_model.activation_checkpointing)
 
-    def training_step(self, batch: list[Question], batch_idx: int) -> None:
-        """Runs one iteration on a list of questions."""
-        rollouts, valid, seconds = self.roll_out(self.requests(batch), self.rollout, self._guard)
-        scored, log = self._score(rollouts, valid, {q.id: q for q in batch})
-        self.last_scored = scored
-        kept = [from_rollout(s.rollout, s.advantage) for s in scored if s.kept]
+    def on_train_end(self) -> None:
+        """Says how often nothing could be learnt, and leaves the model as it was, for whoever trains it further."""
+        summary = self.idle.summary(self.iteration)
+        if summary is not None and self.global_rank == 0:
+            say(summary)
+        self.model.train()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the count of idle iterations."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["rpl"] |= {"idle": self.idle.total, "idle_in_a_row": self.idle.in_a_row}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores it."""
+        super().on_load_checkpoint(checkpoint)
+        self.idle.total = checkpoint["rpl"].get("idle", 0)
+        self.idle.in_a_row = checkpoint["rpl"].get("idle_in_a_row", 0)
+
+    # -- one iteration, from top to bottom -----------------------------------------------------------------------
+
+    def training_step(self, batch: list[Question], batch_idx: int) -> dict[str, list[CreditedRollout]]:
+        """Runs one iteration on a list of questions.
+
+        Returns:
+            `rollouts`: what became of the rollouts of this rank, for callbacks to record.
+        """
+        made = self.roll_out(self.requests(batch), self.rollout, self.guard)
+        credited = self.credit(made, batch)
+        kept = [from_rollout(c.rollout, c.advantage) for c in credited if c.kept]
+        log = rollout_log(self.ranks.sums(rollout_sums(credited, made, self.reward)), self.reward)
 
         start = time.perf_counter()
-        log |= self._optimise(kept)
-        seconds["update_s"] = time.perf_counter() - start
+        parts = self.parts(kept)
+        totals = self.optimise(parts)
+        log |= update_log(totals, self.updates_per_step)
+        log |= self._times(made, time.perf_counter() - start, sum(len(s.token_ids) for s in kept))
+
         self.iteration += 1
-        log |= self._times(seconds, sum(len(s.token_ids) for s in kept))
+        log["train/idle_iterations"] = self._count_idle(log["train/kept_rate"] == 0)
         log["train/lr"] = self.learning_rate
         self.log("train/reward", log.pop("train/reward"), prog_bar=True, batch_size=len(batch))
         self.log_dict(log, batch_size=len(batch))  # every value is the same on all ranks by now
-
-    def _times(self, seconds: dict[str, float], tokens: int) -> dict[str, float]:
-        """Seconds of the slowest rank, tokens a second over all ranks, and the share of time that programs held up."""
-        counts = self.reduce_sums({"generated": float(self.last_timing.generated_tokens), "updated": float(tokens)})
-        slowest = {name: self.reduce_max(value) for name, value in seconds.items()}
-        total = self.reduce_max(self.last_timing.wall_s) + slowest["update_s"]
-        return {f"time/{name}": value for name, value in slowest.items()} | {
-            "time/generate_tokens_per_s": counts["generated"] / max(slowest["generate_s"], 1e-9),
-            "time/update_tokens_per_s": counts["updated"] / max(slowest["update_s"], 1e-9),
-            "time/wait_share": slowest["wait_s"] / max(total, 1e-9),
-        }
+        return {"rollouts": credited}
 
     def requests(self, questions: list[Question]) -> list[RolloutRequest]:
         """The rollouts of an iteration; group ids and seeds are functions of iteration, question and sample."""
@@ -231,49 +251,77 @@ class GRPOModule(TrainingModule):
             ]
         return requests
 
-    def _score(
-        self, rollouts: list[Rollout], valid: list[Rollout], questions: dict[str, Question]
-    ) -> tuple[list[ScoredRollout], dict[str, float]]:
-        rewards = [score(r, questions[r.question_id], self.reward) for r in valid]
-        totals = [reward.total for reward in rewards]
-        groups = [r.group_id for r in valid]
-        everyone = self.gather_lists(totals)
-        advantages = group_advantages(totals, groups, self.advantage, batch_rewards=everyone)
-        em = [exact_match(r.answer, questions[r.question_id].answers) for r in valid]
-        scored = [
-            ScoredRollout(r, reward.total, reward.terms, e, float(a), bool(k))
-            for r, reward, e, a, k in zip(valid, rewards, em, advantages.values, advantages.keep, strict=True)
-        ]
-        sums = {"valid": float(len(valid)), "reward": sum(totals), "reward_squares": sum(t * t for t in totals)}
-        sums |= {f"reward_{name}": sum(r.terms[name] for r in rewards) for name in self.reward}
-        sums |= {"em": sum(em), "kept": float(sum(s.kept for s in scored))} | _group_sums(totals, groups, em)
-        sums |= _rollout_sums(rollouts, valid)
-        calls = self.last_calls
-        counts = {"calls": calls.attempted, "calls_empty": calls.empty, "calls_failed": calls.failed}
-        sums |= {name: float(count) for name, count in counts.items()}
-        void = [ScoredRollout(r, None, {}, 0.0, 0.0, False) for r in rollouts if r.infra_error is not None]
-        return scored + void, _summarise(self.reduce_sums(sums), self.reward)
+    def credit(self, made: Rollouts, questions: list[Question]) -> list[CreditedRollout]:
+        """Rewards and advantages of the rollouts of this rank; collective."""
+        return assign_credit(made.rollouts, questions, self.reward, self.advantage, self.ranks.joined)
 
-    def _optimise(self, kept: list[TrainingSequence]) -> dict[str, float]:
-        """Makes the iteration's updates and returns their means, weighted by tokens."""
-        parts = [[kept[i] for i in part] for part in split_evenly(len(kept), self.updates_per_iteration)]
-        updates: list[tuple[list[tuple[MicroBatch, Fixed]], float]] = []
-        for part in parts:
-            counts = self.reduce_sums(
-                {"tokens": float(sum(s.num_trained for s in part)), "rows": float(sum(s.num_trained > 0 for s in part))}
-            )
+    def parts(self, kept: list[TrainingSequence]) -> list[UpdatePart]:
+        """Deals the sequences of this rank to the iteration's updates, and computes what stays fixed; collective."""
+        parts: list[UpdatePart] = []
+        for indices in split_evenly(len(kept), self.updates_per_iteration):
+            sequences = [kept[i] for i in indices]
+            tokens, rows = sum(s.num_trained for s in sequences), sum(s.num_trained > 0 for s in sequences)
+            counts = self.ranks.sums({"tokens": float(tokens), "rows": float(rows)})
             length = self.rollout.max_turns * self.rollout.max_new_tokens
-            z = loss_normaliser(self.aggregation, counts["tokens"], counts["rows"], length)
-            first = not updates
-            updates.append(([(b, self._fix(b, first)) for b in self.pack(self._needed(part))], z))
+            normaliser = loss_normaliser(self.aggregation, counts["tokens"], counts["rows"], length)
+            batches = self.pack(self._needed(sequences))
+            parts.append(UpdatePart([(batch, self._freeze(batch, first=not parts)) for batch in batches], normaliser))
+        return parts
+
+    def optimise(self, parts: list[UpdatePart]) -> dict[str, float]:
+        """Makes the iteration's updates and returns the sums of what they computed; collective."""
         totals: dict[str, float] = {}
         for number in range(self.updates_per_step):
-            work, z = updates[number % len(updates)]
-            with_gap = number == 0  # only the first update computes under the weights that sampled
-            result = self.update(work, lambda b, fixed, z=z, gap=with_gap: self._loss(b, fixed, z, gap))  # type: ignore[misc]
-            for name, value in result.items():
-                totals[name] = totals.get(name, 0.0) + value
-        return _update_log(totals, self.updates_per_step)
+            part = parts[number % len(parts)]
+            # Only the first update computes under the weights that sampled.
+            update = self.update(part.work, partial(self.loss, normaliser=part.normaliser, with_gap=number == 0))
+            add_up(totals, update.sums)
+            if number == 0 and self.ratio == "on_policy":
+                # What it computed are the old log-probabilities of its micro-batches, for later epochs.
+                pairs = zip(part.work, update.logprobs, strict=True)
+                parts = [replace(part, work=[(b, replace(f, old=old)) for (b, f), old in pairs]), *parts[1:]]
+        return totals
+
+    def loss(self, batch: MicroBatch, frozen: FrozenLogprobs, normaliser: float, with_gap: bool) -> LossOutput:
+        """Computes a micro-batch's part of the loss.
+
+        Args:
+            batch: The micro-batch.
+            frozen: What stays fixed while it is trained on.
+            normaliser: What the sum over its tokens is divided by.
+            with_gap: Whether to compare with the sampler's log-probabilities.
+        """
+        entropy: Literal["none", "detached", "grad"] = "detached" if self.log_entropy else "none"
+        if self.entropy_coef != 0:
+            entropy = "grad"
+        logprobs, entropies = self.token_logprobs(batch, self.rollout.temperature, entropy)
+        weights = token_weights(batch.loss_mask, self.aggregation)
+        sampled = batch.sampler_logprobs[batch.loss_mask]
+        sums: dict[str, Tensor] = {}
+        if self.importance_cap is not None:
+            old = logprobs.detach() if frozen.old is None else frozen.old
+            importance = truncated_importance(old, sampled, self.importance_cap)
+            weights = weights * importance
+            sums["importance"] = importance.sum()
+            sums["importance_capped"] = (importance >= self.importance_cap).sum().float()
+        output = surrogate_loss(
+            logprobs,
+            batch.advantages[batch.loss_mask],
+            weights,
+            normaliser,
+            old_logprobs=frozen.old,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            ref_logprobs=frozen.reference,
+            beta=self.beta,
+            kl_estimator=self.kl_estimator,
+            kl_gradient=self.kl_gradient,
+            entropies=entropies if entropy != "none" else None,
+            entropy_coef=self.entropy_coef,
+        )
+        if with_gap:
+            sums |= {"gap": (output.logprobs - sampled).abs().sum(), "gap_tokens": output.sums["tokens"]}
+        return replace(output, sums=output.sums | sums)
 
     def _needed(self, part: list[TrainingSequence]) -> list[TrainingSequence]:
         """Leaves out sequences without gradient: their tokens stay in the normaliser, but nothing is computed."""
@@ -282,131 +330,36 @@ class GRPOModule(TrainingModule):
         return [s for s in part if s.advantage != 0]
 
     @torch.no_grad()
-    def _fix(self, batch: MicroBatch, first: bool) -> Fixed:
-        fixed = Fixed()
-        # The first update runs under the weights that sampled: what it computes are the old log-probabilities.
+    def _freeze(self, batch: MicroBatch, first: bool) -> FrozenLogprobs:
+        """Computes what stays fixed; the first update runs under the weights that sampled and needs no pass for it."""
+        reference = self.reference_logprobs(batch) if self.beta > 0 else None
         if self.ratio == "sampler":
-            fixed.old = batch.sampler_logprobs[batch.loss_mask]
-        elif not first:
-            fixed.old, _ = self.token_logprobs(batch, self.rollout.temperature)
-            fixed.sampled = fixed.old
-        if self.beta > 0:
-            fixed.ref = self.reference_logprobs(batch)
-        return fixed
+            return FrozenLogprobs(batch.sampler_logprobs[batch.loss_mask], reference)
+        if first:
+            return FrozenLogprobs(None, reference)
+        return FrozenLogprobs(self.token_logprobs(batch, self.rollout.temperature)[0], reference)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> Tensor:
         """`(N,)` log-probabilities of the trained tokens under the start model."""
         temperature = self.rollout.temperature
-        if self.lora is not None:
+        if self.policy_model.lora is not None:
             with adapters_off(self.model):
                 return self.token_logprobs(batch, temperature)[0]
         chunk = self.logprob_chunk_tokens
         return score_tokens(self._reference[0], batch, temperature=temperature, chunk_tokens=chunk)[0]
 
-    def _loss(self, batch: MicroBatch, fixed: Fixed, normaliser: float, with_gap: bool) -> LossOutput:
-        entropy: Literal["none", "detached", "grad"] = "detached" if self.log_entropy else "none"
-        if self.entropy_coef != 0:
-            entropy = "grad"
-        logprobs, entropies = self.token_logprobs(batch, self.rollout.temperature, entropy)
-        weights = token_weights(batch.loss_mask, self.aggregation)
-        importance: Tensor | None = None
-        old = fixed.old
-        if self.ratio == "on_policy" and old is None:
-            fixed.old = fixed.sampled = logprobs.detach()  # for later epochs; now the ratio is 1
-        if self.importance_cap is not None and fixed.sampled is not None:
-            sampler = batch.sampler_logprobs[batch.loss_mask]
-            importance = truncated_importance(fixed.sampled, sampler, self.importance_cap)
-            weights = weights * importance
-        output = surrogate_loss(
-            logprobs,
-            batch.advantages[batch.loss_mask],
-            weights,
-            normaliser,
-            old_logprobs=old,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            ref_logprobs=fixed.ref,
-            beta=self.beta,
-            kl_estimator=self.kl_estimator,
-            kl_gradient=self.kl_gradient,
-            entropies=entropies if entropy != "none" else None,
-            entropy_coef=self.entropy_coef,
-        )
-        if importance is not None and self.importance_cap is not None:
-            output.sums["importance"] = importance.sum()
-            output.sums["importance_capped"] = (importance >= self.importance_cap).sum().float()
-        if with_gap:
-            gap = (logprobs.detach() - batch.sampler_logprobs[batch.loss_mask]).abs()
-            output.sums["gap"] = gap.sum()
-            output.sums["gap_tokens"] = output.sums["tokens"]
-        return output
+    def _count_idle(self, idle: bool) -> float:
+        line = self.idle.count(idle)
+        if line is not None and self.global_rank == 0:
+            say(f"iteration {self.iteration}: {line}")
+        self.trainer.should_stop = self.trainer.should_stop or self.idle.stops
+        return float(self.idle.in_a_row)
 
-
-def _group_sums(totals: list[float], groups: list[str], em: list[float]) -> dict[str, float]:
-    """Counts groups, and those whose rewards are all equal: all right, or all wrong."""
-    members: dict[str, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    equal = [rows for rows in members.values() if len({totals[i] for i in rows}) == 1]
-    right = sum(all(em[i] == 1.0 for i in rows) for rows in equal)
-    return {"groups": float(len(members)), "all_right": float(right), "all_wrong": float(len(equal) - right)}
-
-
-def _rollout_sums(rollouts: list[Rollout], valid: list[Rollout]) -> dict[str, float]:
-    traces = [trace for r in valid for trace in r.traces]
-    return {
-        "rollouts": float(len(rollouts)),
-        "completion_tokens": float(sum(sum(r.completion_mask) for r in valid)),
-        "printed_tokens": float(sum(r.printed_tokens for r in valid)),
-        "primitive_calls": float(sum(r.num_calls for r in valid)),
-        "turns": float(sum(len(r.turns) for r in valid)),
-        "invalid": float(sum(r.invalid is not None for r in valid)),
-        "truncated": float(sum(r.invalid == "truncated" for r in valid)),
-        "forged": float(sum(r.invalid == "forgery" for r in valid)),
-        "programs": float(len(traces)),
-        "errors": float(sum(t.error is not None for t in traces)),
-        "timeouts": float(sum(t.error is not None and t.error.kind == "timeout" for t in traces)),
-    }
-
-
-def _summarise(sums: dict[str, float], reward: dict[str, float]) -> dict[str, float]:
-    valid, programs, groups = max(1.0, sums["valid"]), max(1.0, sums["programs"]), max(1.0, sums["groups"])
-    mean = sums["reward"] / valid
-    log = {
-        "train/reward": mean,
-        "train/reward_std": max(0.0, sums["reward_squares"] / valid - mean**2) ** 0.5,
-        "train/em": sums["em"] / valid,
-        "train/kept_rate": sums["kept"] / valid,
-        "train/groups_all_right": sums["all_right"] / groups,
-        "train/groups_all_wrong": sums["all_wrong"] / groups,
-        "rollout/void_rate": 1.0 - sums["valid"] / max(1.0, sums["rollouts"]),
-        "rollout/retrieval_calls": sums["calls"],
-        "rollout/retrieval_empty_rate": sums["calls_empty"] / max(1.0, sums["calls"]),
-        "rollout/retrieval_failed_rate": sums["calls_failed"] / max(1.0, sums["calls"]),
-        "rollout/program_error_rate": sums["errors"] / programs,
-        "rollout/timeout_rate": sums["timeouts"] / programs,
-        "rollout/invalid_rate": sums["invalid"] / valid,
-        "rollout/truncated_rate": sums["truncated"] / valid,
-        "rollout/forged_rate": sums["forged"] / valid,
-    }
-    log |= {f"train/reward_{name}": sums[f"reward_{name}"] / valid for name in reward}
-    for name in ("completion_tokens", "printed_tokens", "primitive_calls", "turns"):
-        log[f"rollout/{name}"] = sums[name] / valid
-    return log
-
-
-def _update_log(totals: dict[str, float], updates: int) -> dict[str, float]:
-    """Means over the trained tokens of all updates. An iteration without work logs a loss of 0 and nothing else."""
-    tokens = max(1.0, totals.get("tokens", 0.0))
-    log = {
-        "train/loss": totals.get("loss", 0.0) / updates,
-        "train/tokens": totals.get("tokens", 0.0),
-        "train/grad_norm": totals.get("grad_norm", 0.0) / updates,
-    }
-    names = {"ratio": "ratio", "clipped": "clip_fraction", "approx_kl": "approx_kl", "kl": "kl", "entropy": "entropy"}
-    names |= {"importance": "importance", "importance_capped": "importance_capped"}
-    log |= {f"train/{name}": totals[key] / tokens for key, name in names.items() if key in totals}
-    if totals.get("gap_tokens"):
-        log["train/sampler_gap"] = totals["gap"] / totals["gap_tokens"]
-    return log
+    def _times(self, made: Rollouts, update_s: float, updated: int) -> dict[str, float]:
+        timing = made.timing
+        seconds = {"generate_s": timing.generate_s, "execute_s": timing.execute_s, "wait_s": timing.wait_s}
+        seconds |= {"sync_s": made.sync_s, "update_s": update_s}
+        slowest = {name: self.ranks.largest(value) for name, value in seconds.items()}
+        counts = self.ranks.sums({"generated": float(timing.generated_tokens), "updated": float(updated)})
+        return time_log(slowest, self.ranks.largest(timing.wall_s), counts["generated"], counts["updated"])

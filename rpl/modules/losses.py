@@ -70,6 +70,8 @@ class LossOutput:
     """Scalar; a sum, divided by the normaliser."""
     sums: dict[str, Tensor]
     """Detached scalar sums over trained tokens; divide by `tokens` for means."""
+    logprobs: Tensor
+    """`(N,)` log-probabilities that the loss was computed from, detached."""
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor | None) -> Tensor:
@@ -186,7 +188,7 @@ def surrogate_loss(
         sums["entropy"] = entropies.detach().sum()
         if entropy_coef != 0.0:
             objective = objective + entropy_coef * entropies
-    return LossOutput(-(weights * objective).sum() / normaliser, sums)
+    return LossOutput(-(weights * objective).sum() / normaliser, sums, logprobs.detach())
 
 
 def cross_entropy_loss(logprobs: Tensor, normaliser: float) -> LossOutput:
@@ -201,4 +203,4 @@ def cross_entropy_loss(logprobs: Tensor, normaliser: float) -> LossOutput:
     """
     total = -logprobs.sum()
     count = torch.tensor(float(logprobs.numel()), device=logprobs.device)
-    return LossOutput(total / normaliser, {"tokens": count, "nll": total.detach()})
+    return LossOutput(total / normaliser, {"tokens": count, "nll": total.detach()}, logprobs.detach())

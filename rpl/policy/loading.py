@@ -16,6 +16,7 @@ from rpl.core.errors import CheckpointError, ConfigError
 from rpl.core.files import cache_dir
 from rpl.core.machine import use_threads_for
 from rpl.policy import smollm2, tiny
+from rpl.policy.limits import check_vocabulary
 
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_TIMEOUT_S = 4.0
@@ -84,7 +85,8 @@ def load_policy(name: str | Path, dtype: str = "float32", attention: str = "sdpa
 
     Raises:
         ConfigError: `dtype` or `attention` is unknown.
-        CheckpointError: The model is missing or damaged, or its tokenizer has no chat template.
+        CheckpointError: The model is missing or damaged, or its tokenizer has no chat template, or ids outside of the
+            embedding.
     """
     import torch
     from safetensors import SafetensorError
@@ -118,6 +120,7 @@ def load_policy(name: str | Path, dtype: str = "float32", attention: str = "sdpa
         raise CheckpointError(f"{folder}: the tokenizer has no chat template; a policy needs one")
     if tokenizer.eos_token_id is None:
         raise CheckpointError(f"{folder}: the tokenizer has no end-of-sequence token; a policy needs one")
+    check_vocabulary(model, tokenizer, folder)
     choose_padding(tokenizer)
     use_threads_for(model.num_parameters())
     model.config.pad_token_id = tokenizer.pad_token_id

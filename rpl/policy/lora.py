@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from rpl.core.errors import CheckpointError, ConfigError
+from rpl.core.distribution import install_line
+from rpl.core.errors import CheckpointError, ConfigError, MissingDependencyError
 
 _ADAPTER = "default"
 
@@ -66,8 +67,12 @@ def add_lora(model: Any, config: LoRAConfig, seed: int = 0) -> None:
 
     Raises:
         ConfigError: A name in `target_modules` is not that of a linear layer of the decoder.
+        MissingDependencyError: peft is not installed.
     """
-    from peft import LoraConfig, inject_adapter_in_model
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise MissingDependencyError(f"model.lora needs peft: {install_line('lora')}") from error
 
     names = linear_names(model)
     targets = names if config.target_modules == "all-linear" else list(config.target_modules)

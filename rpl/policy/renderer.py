@@ -13,22 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from rpl.core.encoding import TextEncoder, name_of
 from rpl.core.errors import ConfigError
 from rpl.core.files import digest
 from rpl.core.records import FinishReason
 from rpl.core.tags import ANSWER_PREFIX, answer_text, defuse, has_result_tag, program_text, read_action, result_text
 from rpl.policy.prompts import DIRECT, Style, user_message
-from rpl.policy.tiny import CHATML
-
-_TURN_MARKERS = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-)
-_HOLE = "\ue000"  # a private-use character that stands for the question while the template is applied
+from rpl.policy.template import read_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +41,38 @@ class Renderer:
         style: `compact`: a prompt of about thirty tokens, for small models that learn the language by training.
             `documented`: the language described in full with an example, for models that write it unprompted.
         thinking: Whether the policy may write plain text before a tag. If not, such a turn is invalid.
+
+    Raises:
+        ConfigError: The style is unknown, the tokenizer is not a fast one or has no end token, or its chat template is
+            missing or cannot be used; see `read_template`.
     """
 
     def __init__(self, tokenizer: Any, style: Style = "compact", thinking: bool = True) -> None:
         if style not in ("compact", "documented"):
             raise ConfigError(f"style {style!r}: allowed are 'compact' and 'documented'")
-        if not tokenizer.chat_template:
-            raise ConfigError("the tokenizer has no chat template; the renderer needs one")
+        self.template = read_template(tokenizer)
         if tokenizer.eos_token_id is None:
-            raise ConfigError("the tokenizer has no end-of-sequence token; the renderer needs one")
+            raise ConfigError(f"the tokenizer {name_of(tokenizer)} has no end-of-sequence token; a policy needs one")
         self.tokenizer = tokenizer
         self.style = style
         self.thinking = thinking
-        special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
-        self._markers = tuple(dict.fromkeys((*_TURN_MARKERS, *(token for token in special if token))))
-        self._frame = self._template_around(user_message(style, thinking))
-        self._direct_frame = self._template_around(DIRECT)
+        self._encoder = TextEncoder(tokenizer, self.template.markers)
+        self.encode = self._encoder.encode
+        """Text to ids, none of them of a control token; may be called from several threads."""
+        self._head, self._tail = (
+            tokenizer.encode(text, add_special_tokens=False) for text in (self.template.head, self.template.tail)
+        )
+        self._message = user_message(style, thinking)
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
     def prompt_ids(self, question: str) -> list[int]:
         """Returns the prompt: one user message in the chat template, ready for the policy's turn."""
-        return self._fill(self._frame, question)
+        return self._fill(self._message, question)
 
     def direct_prompt_ids(self, question: str) -> list[int]:
         """Returns a prompt without retrieval: the chat template asks for the answer, `<answer>` is already written."""
-        return self._fill(self._direct_frame, question) + self._encode(ANSWER_PREFIX)
+        return self._fill(DIRECT, question) + self.encode(ANSWER_PREFIX)
 
     def prefilled_ids(self, question: str, program: str, observation: str, answer: bool = False) -> list[int]:
         """Returns the transcript in which the policy has already run a given program.
@@ -89,25 +86,25 @@ class Renderer:
             answer: Whether `<answer>` is written too, so that the next turn must be an answer.
         """
         ids = self.prompt_ids(question) + self.program_ids(program) + self.observation_ids(observation)
-        return ids + self._encode(ANSWER_PREFIX) if answer else ids
+        return ids + self.encode(ANSWER_PREFIX) if answer else ids
 
     # -- segments ------------------------------------------------------------------------------------------------
 
     def program_ids(self, source: str) -> list[int]:
         """Returns the segment in which the policy writes a program."""
-        return self._encode(program_text(source))
+        return self.encode(program_text(source))
 
     def observation_ids(self, observation: str) -> list[int]:
         """Returns the segment in which the environment shows what a program printed.
 
-        Text in it that looks like one of the tags is written with square brackets, and text that looks like a special
+        Text in it that looks like one of the tags is written with square brackets, and text that looks like a control
         token is tokenised as plain characters, so that a passage cannot end its own block.
         """
-        return self._encode(result_text(observation))
+        return self.encode(result_text(self._outside(observation)))
 
     def answer_ids(self, answer: str, eos: bool = True) -> list[int]:
         """Returns the segment in which the policy answers, by default with the end token."""
-        ids = self._encode(answer_text(answer))
+        ids = self.encode(answer_text(answer))
         return [*ids, self.tokenizer.eos_token_id] if eos else ids
 
     def transcript(
@@ -146,7 +143,7 @@ class Renderer:
             text: The text of the turn, special tokens visible, a final end token removed.
             finish_reason: Why sampling ended; `length` without a tag means the turn was cut off.
         """
-        if has_result_tag(text) or any(marker in text for marker in self._markers):
+        if has_result_tag(text) or any(marker in text for marker in self.template.markers):
             return Action("invalid", reason="forgery")
         if (action := read_action(text)) is None:
             return Action("invalid", reason="truncated" if finish_reason == "length" else "no_action")
@@ -157,14 +154,22 @@ class Renderer:
             return Action("program", body)
         return Action("answer", body) if body else Action("invalid", reason="no_action")
 
+    def writable(self, program: str) -> bool:
+        """Returns whether a program, written as a turn of the policy and read again, is the same program."""
+        return self._reads_back(self.program_ids(program), Action("program", program))
+
+    def answer_writable(self, answer: str) -> bool:
+        """Returns whether an answer, written as a turn of the policy and read again, is the same answer."""
+        return self._reads_back(self.answer_ids(answer, eos=False), Action("answer", answer))
+
     @staticmethod
     def direct_answer(text: str) -> str:
         """Reads the continuation of a prompt that already holds `<answer>`: up to the closing tag or the line's end."""
         return text.split("</answer>")[0].strip().split("\n")[0].strip()
 
     def count_tokens(self, text: str) -> int:
-        """Returns the length of a text in tokens; special tokens in it count as plain characters."""
-        return len(self._encode(text))
+        """Returns the length of a text in tokens; control tokens in it count as plain characters."""
+        return len(self.encode(text))
 
     @cached_property
     def style_hash(self) -> str:
@@ -178,27 +183,13 @@ class Renderer:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _template_around(self, message: str) -> tuple[list[int], str, str, list[int]]:
-        """Splits the templated message into ids before it, its text before and after the question, and ids after."""
-        before, after = message.replace("{question}", _HOLE).split(_HOLE)
-        # Templates of the ChatML family put a default system message before the first user message; it would cost
-        # more tokens than the whole prompt.
-        chatml = "<|im_start|>" in self.tokenizer.chat_template
-        rendered = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": _HOLE}],
-            tokenize=False,
-            add_generation_prompt=True,
-            chat_template=CHATML if chatml else None,
-        )
-        head, tail = rendered.split(_HOLE)
-        encode = self.tokenizer.encode
-        return encode(head, add_special_tokens=False), before, after, encode(tail, add_special_tokens=False)
+    def _fill(self, message: str, question: str) -> list[int]:
+        before, after = message.split("{question}")
+        return [*self._head, *self.encode(before + self._outside(question.strip()) + after), *self._tail]
 
-    def _fill(self, frame: tuple[list[int], str, str, list[int]], question: str) -> list[int]:
-        head, before, after, tail = frame
-        return head + self._encode(before + defuse(question.strip()) + after) + tail
+    def _outside(self, text: str) -> str:
+        return self._encoder.outside(defuse(text))
 
-    def _encode(self, text: str) -> list[int]:
-        # Text from outside must never become a control token, so special tokens are read as characters.
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return ids
+    def _reads_back(self, ids: list[int], action: Action) -> bool:
+        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.parse(text) == action

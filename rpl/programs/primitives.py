@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 MAX_RERANK = 200
 """The most passages that the library takes in one call."""
+MAX_LISTS = 100
+"""Most lists that one call takes."""
 MAX_ID_CHARS = 1_000
 """Longest passage id."""
 

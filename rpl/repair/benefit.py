@@ -79,9 +79,7 @@ class Answerer:
         ]
 
     def _gold_ids(self, question: Question) -> list[int]:
-        text = f"{question.answers[0]}</answer>"
-        ids: list[int] = self._renderer.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self._renderer.encode(f"{question.answers[0]}</answer>")
 
     def _answers(self, prompts: Sequence[Sequence[int]]) -> list[str]:
         completions = complete(self._sampler, prompts, [0] * len(prompts), self._params, self._batch)

@@ -16,6 +16,7 @@ from rpl.core.errors import DataError
 from rpl.core.files import append_jsonl, digest, read_appended, write_json
 from rpl.core.records import Question, Repair, from_dict, to_dict
 from rpl.environment.environment import Environment
+from rpl.environment.gold import check_gold
 from rpl.policy.identity import renderer_identity
 from rpl.policy.renderer import Renderer
 from rpl.repair.config import SEED_PROGRAM, HarvestConfig
@@ -62,8 +63,8 @@ def harvest(
         The summary; see `summarise`.
 
     Raises:
-        DataError: A question is not of the train split, an id repeats, or `out` holds other questions or was begun
-            with other settings.
+        DataError: A question is not of the train split, an id repeats, `out` holds other questions or was begun
+            with other settings, or the corpus has the gold of (nearly) no question.
         RetrieverError: Retrieval failed; what was finished before stands in the file, and the harvest can go on.
     """
     _check_questions(questions)
@@ -77,13 +78,16 @@ def harvest(
     todo = questions[len(done) :]
     if progress is not None and done:
         progress(len(done))
+    coverage = check_gold(questions, environment, "training questions to harvest")
     if todo:
         written = None if rollouts is None else read_programs(rollouts, [question.id for question in todo])
         worker = Harvester(renderer, sampler, model, environment, config, model_name, written)
         attempted = sum(record.attempted for record in done)
         for start in range(0, len(todo), config.chunk_size):
             chunk = todo[start : start + config.chunk_size]
-            records = worker.run(chunk, attempted)
+            within_reach = [question for question in chunk if coverage.answers(question)]
+            found = {r.question_id: r for r in (worker.run(within_reach, attempted) if within_reach else [])}
+            records = [found.get(question.id) or _out_of_reach(question, model_name) for question in chunk]
             append_jsonl(out, [to_dict(record) for record in records])
             attempted += sum(record.attempted for record in records)
             done += records
@@ -92,6 +96,12 @@ def harvest(
     summary = summarise(done)
     write_json(out.with_name(f"{out.stem}.summary.json"), summary)
     return summary
+
+
+def _out_of_reach(question: Question, model_name: str) -> Repair:
+    """The record of a question whose gold the corpus does not have: no program could be verified, so none is run."""
+    extra = {"type": question.type}
+    return Repair(question.id, parent="", child=None, verdict="gold_missing", model=model_name, extra=extra)
 
 
 def _check_settings(out: Path, settings: Mapping[str, Any], questions: Sequence[Question], done: int) -> None:

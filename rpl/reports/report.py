@@ -137,13 +137,23 @@ def _results_section(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     if any(row.get("best") for row in rows):
         parts.append("Best k: the fixed program's best by EM, ties to fewer printed tokens. All tried k are listed.")
-    parts += _warnings(rows)
+    parts += _answerable_note(rows) + _warnings(rows)
     parts += ["### Cost and symptoms", main_table(rows, _COST_METRICS)]
     if calls := _calls_table(rows):
         parts += ["### Calls of retrieval", calls]
     if settings := _settings_table(rows):
         parts += ["### Settings", settings]
     return parts
+
+
+def _answerable_note(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Says of how many questions the corpus has all gold; the others can only be answered from memory."""
+    counts = dict.fromkeys((row["answerable"], row["with_gold"]) for row in rows if row.get("with_gold"))
+    return [
+        f"Answerable here: n = {answerable}. The corpus has all gold passages of {answerable} of the {with_gold} "
+        "questions that name any; the others count in every score."
+        for answerable, with_gold in counts
+    ]
 
 
 def _warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,6 +10,7 @@ Layout::
         "by_dataset": {...}, "macro": {...},           # only where there are several data sets
         "settings": {"k": 3, "style": "compact", ...},
         "records": "eval/policy-rl.jsonl",             # relative to the run folder
+        "answerable": 180, "with_gold": 190,           # questions whose gold the corpus has, of those that name any
         "void": 0,                                     # questions that infrastructure failed and no metric counts
         "retrieval": {"attempted": 812, "ok": 800, "empty": 12, "refused": 3, "failed": 0, "cached": 40},
         "best": true                                   # the fixed program's winning k; only there
@@ -47,6 +48,7 @@ from rpl.core.errors import DataError
 from rpl.core.files import write_json
 from rpl.evaluation.protocol import Comparison
 from rpl.evaluation.records import EvalResult
+from rpl.retrieval.corpus.coverage import GoldCoverage
 
 FILE = "results.json"
 
@@ -88,15 +90,18 @@ def read_results(run_dir: Path) -> Document:
     return {"comparisons": [], "repair": {}, **data}
 
 
-def add_result(run_dir: Path, result: EvalResult, *, best: bool = False) -> None:
+def add_result(run_dir: Path, result: EvalResult, *, best: bool = False, coverage: GoldCoverage | None = None) -> None:
     """Adds a row, or replaces the one of the same name and phase.
 
     Args:
         run_dir: The run folder.
         result: What was measured.
         best: Marks the winning k of a fixed program.
+        coverage: Of the questions' gold by the corpus, so that the report says how many could be answered from it.
     """
     row = result.row()
+    if coverage is not None and coverage.known:
+        row |= {"answerable": coverage.answerable, "with_gold": coverage.with_gold}
     if result.path is not None:
         row["records"] = Path(os.path.relpath(result.path, run_dir)).as_posix()
     if best:

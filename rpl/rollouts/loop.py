@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from rpl.core.errors import ConfigError
 from rpl.core.records import Question, Rollout, Trace, Turn
 from rpl.executors.base import Executor
+from rpl.policy.limits import check_context
 from rpl.policy.renderer import Action, Renderer
 from rpl.rollouts.background import BackgroundPrograms, Job
+from rpl.rollouts.failures import failure
 from rpl.sampling.sampler import Completion, Sampler, SamplerSession, SamplingParams
 
 Progress = Callable[[int], None]
@@ -37,12 +39,18 @@ class RolloutConfig:
     batch_size: int = 64
     """Most rollouts in flight at a time; it bounds memory. One that is over gives its place to the next request."""
     max_context_tokens: int = 2048
-    """Longest transcript; a rollout with no room for another completion ends as invalid (`context`)."""
+    """Longest transcript, at most what the model reads; a rollout with no room for another completion of
+    `max_new_tokens` ends as invalid (`context`), which counts as truncated."""
+    max_equal_failures: int | None = None
+    """A rollout ends as invalid (`repeated_failure`) when the same program has failed in the same way so many times;
+    `None` lets it go on to its last turn."""
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_new_tokens", "batch_size", "max_context_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"rollouts.{name} must be at least 1, got {getattr(self, name)!r}")
+        if self.max_equal_failures is not None and self.max_equal_failures < 1:
+            raise ConfigError(f"rollouts.max_equal_failures must be at least 1, got {self.max_equal_failures}")
         if not self.temperature >= 0:
             raise ConfigError(f"rollouts.temperature must be at least 0, got {self.temperature!r}")
         if self.max_context_tokens <= self.max_new_tokens:
@@ -120,8 +128,10 @@ def run_rollouts(
         One rollout a request, in order. Void ones are among them.
 
     Raises:
+        ConfigError: `config.max_context_tokens` is more than the policy reads.
         BaseException: Whatever sampler or executor raise, as it is; no thread is left behind.
     """
+    check_context(config.max_context_tokens, sampler.max_positions, "the policy")
     rows = [_Row(index, request, renderer) for index, request in enumerate(requests)]
     timing = RolloutTiming() if timing is None else timing
     start = time.perf_counter()
@@ -273,6 +283,9 @@ class _Loop:
             if trace.infra_error is not None:
                 row.turns.append(waiting.turn(trace))
                 self._end(waiting.number)
+            elif self._repeats(row, trace):
+                row.turns.append(waiting.turn(trace, invalid="repeated_failure"))
+                self._end(waiting.number, invalid="repeated_failure")
             elif row.length + len(observation) > self.room:
                 row.turns.append(waiting.turn(trace, invalid="context"))
                 self._end(waiting.number, invalid="context")
@@ -282,6 +295,13 @@ class _Loop:
                 self.timing.observation_tokens += len(observation)
                 self.session.append(waiting.number, observation)
                 self.session.submit(waiting.number, self.params)
+
+    def _repeats(self, row: _Row, trace: Trace) -> bool:
+        """Whether a rollout has now run the same failing program as often as it may."""
+        if self.config.max_equal_failures is None or trace.error is None:
+            return False
+        before = [failure(turn.trace) for turn in row.turns if turn.trace is not None]
+        return before.count(failure(trace)) + 1 >= self.config.max_equal_failures
 
     def _end(self, number: int, answer: str | None = None, invalid: str | None = None) -> None:
         row = self.in_flight.pop(number)

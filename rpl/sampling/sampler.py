@@ -132,6 +132,8 @@ class Sampler(ABC):
 
     last_sync_s: float = 0.0
     """Seconds that the latest `connect` took to bring the weights to a copy of the policy, if there is one."""
+    max_positions: int | None = None
+    """Longest transcript that the connected model reads, in tokens; `None` where the sampler checks that itself."""
     runs_model: bool = True
     """Whether sessions run the model that was connected. If not, a sharded one need not be gathered for them."""
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rpl.agents.baselines import Direct, FixedProgram, Policy
 from rpl.core.records import Question
 from rpl.environment.environment import Environment
+from rpl.environment.gold import check_gold
 from rpl.evaluation.protocol import best_k, compare, evaluate
 from rpl.evaluation.records import EvalResult
 from rpl.reports.results import add_comparison, add_result
@@ -56,13 +57,14 @@ def evaluate_policies(
     Returns:
         The headline figures: EM of the last policy and of the best fixed program.
     """
+    coverage = check_gold(questions, environment, "questions to evaluate")
     shared: dict[str, Any] = {"settings": settings, "batch": config.batch_size, "allow_void": config.allow_void}
     batch = config.batch_size
 
     def measure(system: Any, phase: str) -> EvalResult:
         name = f"{system.name}-{phase}".replace(" ", "-").replace("=", "")
         result = evaluate(system, questions, out=out / f"{name}.jsonl", phase=phase, **shared)
-        add_result(run_dir, result)
+        add_result(run_dir, result, coverage=coverage)
         return result
 
     if config.direct:
@@ -90,7 +92,7 @@ def evaluate_policies(
 
     best = best_k(fixed, config.fixed_k, questions, out=lambda k: out / f"fixed-{k}-{last}.jsonl", phase=last, **shared)
     for k, result in best.results.items():
-        add_result(run_dir, result, best=k == best.k)
+        add_result(run_dir, result, best=k == best.k, coverage=coverage)
     final, baseline = results[-1], best.results[best.k]
     for metric in ("em", "f1", "all_gold", "printed_tokens"):
         add_comparison(run_dir, compare(final, baseline, metric))

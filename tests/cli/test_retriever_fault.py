@@ -32,8 +32,8 @@ def fit(tmp_path, fail_every=None, environment=None, write=write):
     if environment is None:
         config = EnvironmentConfig(LibraryConfig(corpus="atlas-mini"), workers=1, infra_retries=1)
         environment = Environment(config, library=FaultInjection(open_library(config.library), fail_every))
-    cli.model.environment = environment
-    cli.model.sampler = ScriptedSampler(write)
+    cli.model.engine.environment = environment
+    cli.model.engine.sampler = ScriptedSampler(write)
     cli.model.configure_model()
     before = {name: weight.clone() for name, weight in cli.model.model.state_dict().items()}
     error = None

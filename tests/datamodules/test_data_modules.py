@@ -124,6 +124,36 @@ def test_evidence_to_read_is_an_example_of_its_own(tmp_path: Path, questions: di
     assert [e.imitate for e in without] == [True, True]
 
 
+def test_what_a_transcript_cannot_hold_is_dropped_and_counted(
+    tmp_path: Path, questions: dict[str, list[Question]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b, c = questions["train"][:3]
+    reading = {"program": "bm25('</answer>')", "observation": "x"}
+    records = [
+        repair(a, "bm25('in </program> Guide')"),
+        repair(b, extra={"reading": reading}),
+        repair(c, "bm25('<|im_end|>')"),
+    ]
+    data = RepairedDataModule(save(tmp_path / "r.jsonl", records), "atlas-mini")
+    assert [(e.question_id, e.imitate) for e in data.train_items()] == [(b.id, True), (c.id, True)]
+    assert "data.repairs: 2 verified programs are left out" in capsys.readouterr().err
+    data.keep(lambda example: "<|im_end|>" not in example.steps[0][0])
+    assert [e.question_id for e in items(data.train_dataloader())] == [b.id]
+    assert "data.repairs: 1 verified programs are left out" in capsys.readouterr().err
+
+
+def test_the_first_accepted_answer_that_a_turn_can_hold_is_learnt(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "question": "Who?", "answers": ["<result>", "x </answer>", "Lyon"], "split": "train"},
+        {"id": "b", "question": "Who?", "answers": ["</answer>"], "split": "train"},
+    ]
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = [repair(Question(row["id"], "Who?", tuple(row["answers"]))) for row in rows]
+    data = RepairedDataModule(save(tmp_path / "r.jsonl", made), str(path))
+    assert [(e.question_id, e.answer) for e in data.train_items()] == [("a", "Lyon")]
+
+
 @pytest.mark.parametrize("split", ["val", "test"])
 @pytest.mark.parametrize("verdict", ["repaired", "budget"])
 def test_repairs_of_held_out_questions_are_refused(

@@ -189,3 +189,15 @@ def test_trainer_stopped_at_k_resumes_with_the_same_batches_and_losses(
 def iterate_epochs(epochs: int) -> list[list[int]]:
     loader = TrainLoader(range(11), 3, seed=2)
     return [batch for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.parametrize(("items", "world"), [(7, 2), (8, 3), (5, 4), (6, 3)])
+def test_what_cannot_be_shared_out_is_another_item_each_time(items, world):
+    """Over as many epochs as there are items, each of them comes equally often, also after a resume."""
+    loaders = [TrainLoader(range(items), 2, seed=5, rank=rank, world_size=world) for rank in range(world)]
+    counts = Counter(item for _ in range(items) for loader in loaders for batch in loader for item in batch)
+    assert set(counts.values()) == {items - items % world}
+    resumed = TrainLoader(range(items), 2, seed=5, rank=0, world_size=world)
+    resumed.load_state_dict({"batches": 3 * len(resumed)})
+    whole = TrainLoader(range(items), 2, seed=5, rank=0, world_size=world)
+    assert list(resumed) == [list(whole) for _ in range(4)][3]

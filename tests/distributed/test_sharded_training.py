@@ -1,5 +1,7 @@
 """Two processes train like one: FSDP2 and DDP on CPU with gloo, judged by the files that the processes write."""
 
+import json
+
 import pytest
 import torch
 from sharded_runs import Runs, trajectory
@@ -18,6 +20,17 @@ def test_two_sharded_processes_train_like_one(one, two):
     # The twin that must fail: half the gradient, as from a forgotten factor of the number of ranks.
     wrong = [{**row, "train/grad_norm": row["train/grad_norm"] / 2} for row in two["grpo"][0]["rows"]]
     assert trajectory({"rows": wrong}) != pytest.approx(trajectory(single), rel=1e-4)
+
+
+def recorded(runs, name):
+    lines = [json.loads(line) for line in (runs.folder / name / "rollouts.jsonl").read_text().splitlines()]
+    return sorted((x["iteration"], x["rollout"]["group_id"], x["rollout"]["sample_index"], x["reward"]) for x in lines)
+
+
+def test_the_rollouts_of_all_ranks_are_recorded_once(one, two):
+    whole = recorded(one, "grpo")
+    assert len(whole) == 3 * 4 * 4  # iterations, questions, samples
+    assert recorded(two, "grpo") == recorded(two, "lopsided") == whole
 
 
 def gradients(runs, name):

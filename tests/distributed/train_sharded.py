@@ -20,12 +20,13 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from module_fakes import QUESTIONS, FakeExecutor, ListData, ListLoader, ScriptedSampler
 
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.modules.grpo import GRPOModule
 from rpl.modules.sft import SFTModule
 from rpl.policy.lora import LoRAConfig
 from rpl.rollouts.loop import RolloutConfig
 from rpl.sampling.hf.sampler import HFSampler
-from rpl.training.callbacks import CollapseGuard
+from rpl.training.callbacks import CollapseGuard, RunRecorder
 from rpl.training.snapshot import take_state
 from rpl.training.strategy import FSDP2Strategy
 
@@ -45,11 +46,11 @@ class Lopsided(GRPOModule):
 
     real_sampling = False
 
-    def _score(self, rollouts, valid, questions):
-        scored, log = super()._score(rollouts, valid, questions)
+    def credit(self, made, questions):
+        credited = super().credit(made, questions)
         if self.real_sampling:  # a random model is always wrong: give its rollouts credit by their place in the group
-            scored = [replace(s, advantage=(-1.0) ** s.rollout.sample_index, kept=True) for s in scored]
-        return [replace(s, kept=s.kept and s.rollout.question_id not in DROPPED) for s in scored], log
+            credited = [replace(c, advantage=(-1.0) ** c.rollout.sample_index, kept=True) for c in credited]
+        return [replace(c, kept=c.kept and c.rollout.question_id not in DROPPED) for c in credited]
 
     crash = None
     dull_iteration = None
@@ -59,14 +60,14 @@ class Lopsided(GRPOModule):
         dull = name == "train/entropy" and self.iteration - 1 == self.dull_iteration
         super().log(name, 0.0 if dull else value, **kwargs)
 
-    def _loss(self, *args, **kwargs):
+    def loss(self, *args, **kwargs):
         """Fails on one rank alone, in the middle of an update, in the way that it is told to."""
         if self.crash and self.iteration == 1:
             Path(self.crash[1]).write_text(str(time.time()))
             if self.crash[0] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("a made-up fault")
-        return super()._loss(*args, **kwargs)
+        return super().loss(*args, **kwargs)
 
 
 class States(pl.Callback):
@@ -181,13 +182,14 @@ def train(case, world):
         default_root_dir=case.folder,
         callbacks=[
             recorder,
+            RunRecorder(str(case.folder)),
             *([CollapseGuard(patience=1, keep_every=1, sampler_gap_above=None)] if case.guard else []),
             states,
             gradients,
         ],
     )
     rank = trainer.global_rank
-    module.executor = FakeExecutor(broken=rank == case.fault)
+    module.engine.environment = Environment(EnvironmentConfig(), executor=FakeExecutor(broken=rank == case.fault))
     items = QUESTIONS if case.task == "grpo" else [Example(q) for q in QUESTIONS]
     result = {}
     if rank == case.crash_rank and case.crash:

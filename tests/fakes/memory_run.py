@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 import torch
 from module_fakes import QUESTIONS, FakeExecutor, ListData, ListLoader
 
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.modules.grpo import GRPOModule
 from rpl.modules.sft import SFTModule
 from rpl.policy.lora import LoRAConfig
@@ -35,9 +36,8 @@ class Example:
 class AllKept(GRPOModule):
     """Every rollout gets credit by its place in the group, so that there is something to train on."""
 
-    def _score(self, rollouts, valid, questions):
-        scored, log = super()._score(rollouts, valid, questions)
-        return [replace(s, advantage=(-1.0) ** s.rollout.sample_index, kept=True) for s in scored], log
+    def credit(self, *args):
+        return [replace(c, advantage=(-1.0) ** c.rollout.sample_index, kept=True) for c in super().credit(*args)]
 
 
 def main():
@@ -62,7 +62,7 @@ def main():
         module = SFTModule(**common)
         text = "Lyon is a city in the east of France, on the Rhone. " * 12
         loader = ListLoader([Example(q.question, q.id, (("print(1)", text),), q.answers[0]) for q in QUESTIONS], 12)
-    module.executor = FakeExecutor()
+    module.engine.environment = Environment(EnvironmentConfig(), executor=FakeExecutor())
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,

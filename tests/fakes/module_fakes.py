@@ -49,6 +49,7 @@ class ScriptedSampler(Sampler):
 
     def __init__(self, right: float = 0.5) -> None:
         self.right = right
+        self.stubborn = False  # writes its program again in every turn
         self.tokenizer: Any = None
 
     def connect(self, model: Any, tokenizer: Any) -> None:
@@ -70,8 +71,9 @@ class _ScriptedSession(InstantSession):
         country = ("France", "Norway", "Italy")[index] if good else "Peru"
         gold = index + 1 if good else (index + 1) % 3 + 1
         texts = [f"<program>\nprint(read('p{gold}'))\n</program>", f"<answer>{country}</answer>"]
-        ids = tuple(self.sampler.tokenizer.encode(texts[self.turns[row]], add_special_tokens=False))
-        return Completion(ids, tuple(-1.0 for _ in ids), texts[self.turns[row]], "stop")
+        text = texts[0 if self.sampler.stubborn else self.turns[row]]
+        ids = tuple(self.sampler.tokenizer.encode(text, add_special_tokens=False))
+        return Completion(ids, tuple(-1.0 for _ in ids), text, "stop")
 
 
 class ListLoader:

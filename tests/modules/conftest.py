@@ -9,6 +9,7 @@ import pytest
 import torch
 from module_fakes import FakeExecutor, ScriptedSampler
 
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.modules.grpo import GRPOModule
 from rpl.modules.sft import SFTModule
 from rpl.rollouts.loop import RolloutConfig
@@ -21,8 +22,10 @@ class Recorder(pl.Callback):
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
+        self.credited: list[Any] = []  # of the latest iteration
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
+        self.credited = (outputs or {}).get("rollouts", [])
         row = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(("train/", "rollout/"))}
         self.rows.append(row | {"global_step": trainer.global_step, "iteration": pl_module.iteration})
 
@@ -40,7 +43,7 @@ def make_grpo():
     def make(right: float = 0.5, broken: bool = False, **kwargs: Any) -> GRPOModule:
         kwargs = {"group_size": 4, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-2)} | kwargs
         module = GRPOModule(policy="tiny", rollout=ROLLOUT, sampler=ScriptedSampler(right), **kwargs)
-        module.executor = FakeExecutor(broken)
+        module.engine.environment = Environment(EnvironmentConfig(), executor=FakeExecutor(broken))
         return module
 
     return make
@@ -51,7 +54,7 @@ def make_sft():
     def make(**kwargs: Any) -> SFTModule:
         kwargs = {"optimizer": lambda p: torch.optim.AdamW(p, lr=1e-2)} | kwargs
         module = SFTModule(policy="tiny", rollout=ROLLOUT, sampler=ScriptedSampler(), **kwargs)
-        module.executor = FakeExecutor()
+        module.engine.environment = Environment(EnvironmentConfig(), executor=FakeExecutor())
         return module
 
     return make

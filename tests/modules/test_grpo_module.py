@@ -4,14 +4,16 @@ import dataclasses
 
 import pytest
 import torch
+from gpt2 import gpt2_folder
 from module_fakes import PASSAGES, QUESTIONS, FakeExecutor, ListData, ListLoader
 
 from rpl.core.errors import ConfigError, RetrieverError
-from rpl.core.records import to_dict
+from rpl.core.records import Trace, TraceError, to_dict
+from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.modules.batches.logprobs import score_tokens
 from rpl.modules.batches.micro_batches import TrainingSequence, collate, from_rollout
 from rpl.modules.batches.packing import pack_tokens
-from rpl.modules.grpo import GRPOModule, ScoredRollout
+from rpl.modules.grpo import GRPOModule
 from rpl.rollouts.loop import RolloutConfig
 
 
@@ -30,7 +32,7 @@ def test_an_iteration_logs_and_records_what_happened(make_grpo, make_trainer):
     fit(module, trainer)
     assert [row["iteration"] for row in recorder.rows] == [1, 2, 3]
     row = recorder.rows[-1]
-    scored = module.last_scored
+    scored = recorder.credited
     assert len(scored) == 8
     assert row["train/reward"] == pytest.approx(sum(s.reward for s in scored) / 8)
     assert row["train/reward_em"] == row["train/em"] == pytest.approx(sum(s.em for s in scored) / 8)
@@ -60,7 +62,7 @@ def test_rewards_pull_the_policy_towards_what_was_right(make_grpo, make_trainer)
         for i, q in enumerate(QUESTIONS[:3]):
             for sign, number, answer in ((1, i + 1, q.answers[0]), (-1, (i + 1) % 3 + 1, "Peru")):
                 steps = [(f"print(read('p{number}'))", f"[p{number}] {PASSAGES[f'p{number}']}")]
-                ids, mask = module.renderer.transcript(q.question, steps, answer, eos=False)
+                ids, mask = module.policy_model.renderer.transcript(q.question, steps, answer, eos=False)
                 batch = collate([TrainingSequence(tuple(ids), tuple(mask))], [0])
                 gap += sign * score_tokens(module.model, batch)[0].sum().item()
         return gap
@@ -141,7 +143,9 @@ def test_sequences_without_gradient_are_not_computed(make_grpo, make_trainer, mo
     module = make_grpo(advantage="dr_grpo", group_size=3)
     zeroed = iter([1.0, 0.0, -1.0] * 2)
     monkeypatch.setattr("rpl.modules.grpo.from_rollout", lambda rollout, advantage: from_rollout(rollout, next(zeroed)))
-    monkeypatch.setattr(module, "_score", lambda *args: _all_kept(GRPOModule._score(module, *args)))
+    monkeypatch.setattr(
+        module, "credit", lambda *args: [dataclasses.replace(c, kept=True) for c in GRPOModule.credit(module, *args)]
+    )
     normalisers = []
     monkeypatch.setattr("rpl.modules.grpo.loss_normaliser", lambda *args: normalisers.append(args) or 100.0)
     trainer, _ = make_trainer(1)
@@ -151,11 +155,6 @@ def test_sequences_without_gradient_are_not_computed(make_grpo, make_trainer, mo
     for kwargs in ({"beta": 0.1}, {"entropy_coef": 0.1}):
         assert make_grpo(**kwargs)._needed([TrainingSequence((1, 2), (False, True))])
     assert not make_grpo()._needed([TrainingSequence((1, 2), (False, True))])
-
-
-def _all_kept(result):
-    scored, log = result
-    return [dataclasses.replace(s, kept=True) for s in scored], log
 
 
 @pytest.mark.parametrize("settings", [{}, {"updates_per_iteration": 2, "epochs": 2}])
@@ -258,7 +257,7 @@ def test_the_sampler_gap_of_the_real_sampler_is_rounding(make_trainer, precision
         rollout=RolloutConfig(max_turns=2, max_new_tokens=12, temperature=0.7),
         optimizer=lambda p: torch.optim.SGD(p, lr=1e-3),
     )
-    module.executor = FakeExecutor()
+    module.engine.environment = Environment(EnvironmentConfig(), executor=FakeExecutor())
     trainer, recorder = make_trainer(1, precision=precision)
     fit(module, trainer)
     assert recorder.rows[0]["train/tokens"] > 0
@@ -268,9 +267,101 @@ def test_the_sampler_gap_of_the_real_sampler_is_rounding(make_trainer, precision
 class RandomCredit(GRPOModule):
     """A random model is always wrong; here its rollouts enter the loss all the same."""
 
-    def _score(self, rollouts, valid, questions):
-        scored = [ScoredRollout(r, 0.0, {}, 0.0, 1.0 - 2.0 * (i % 2), True) for i, r in enumerate(valid)]
-        return scored, {"train/reward": 0.0}
+    def credit(self, *args):
+        credited = super().credit(*args)
+        return [dataclasses.replace(c, advantage=1.0 - 2.0 * (i % 2), kept=True) for i, c in enumerate(credited)]
+
+
+def gpt2(tmp_path, **settings):
+    module = RandomCredit(
+        policy=str(gpt2_folder(tmp_path / "gpt2", positions=512)),
+        group_size=2,
+        rollout=RolloutConfig(max_turns=2, max_new_tokens=12, max_context_tokens=settings.pop("context", 512)),
+        optimizer=lambda p: torch.optim.SGD(p, lr=1e-3),
+        **settings,
+    )
+    module.engine.environment = Environment(EnvironmentConfig(), executor=FakeExecutor())
+    return module
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_of_the_models_own_configuration_is_off_in_rl(make_trainer, tmp_path, checkpointing):
+    module = gpt2(tmp_path, beta=0.1, activation_checkpointing=checkpointing)
+    trainer, recorder = make_trainer(1)
+    fit(module, trainer)
+    assert recorder.rows[0]["train/tokens"] > 0
+    assert recorder.rows[0]["train/sampler_gap"] < 1e-5  # rounding; 0.03 with dropout
+    assert recorder.rows[0]["train/kl"] == 0.0
+    assert module.model.training  # as it was, for whoever trains it further
+
+
+def test_dropout_that_stays_on_would_show(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr("rpl.modules.grpo.without_dropout", lambda *args: None)
+    trainer, recorder = make_trainer(1)
+    fit(gpt2(tmp_path, beta=0.1), trainer)
+    assert recorder.rows[0]["train/sampler_gap"] > 1e-3
+    assert recorder.rows[0]["train/kl"] > 0.0
+
+
+def test_a_context_that_the_model_cannot_read_is_refused_before_the_run(make_sft, make_trainer, tmp_path):
+    trainer, recorder = make_trainer(1)
+    with pytest.raises(ConfigError, match="max_context_tokens is 513, but GPT2LMHeadModel reads 512 positions"):
+        fit(gpt2(tmp_path, context=513), trainer)
+    with pytest.raises(ConfigError, match="max_context_tokens is 2048, but GPT2LMHeadModel reads 512 positions"):
+        make_sft(init_from=str(tmp_path / "gpt2")).configure_model()
+    assert not recorder.rows
+
+
+def test_a_rollout_without_room_counts_as_truncated(make_grpo, make_trainer):
+    module = make_grpo()
+    module.rollout = dataclasses.replace(module.rollout, max_context_tokens=200)
+    trainer, recorder = make_trainer(1)
+    fit(module, trainer)
+    assert {c.rollout.invalid for c in recorder.credited} == {"context"}
+    assert recorder.rows[0]["rollout/truncated_rate"] == 1.0
+
+
+def test_programs_that_fail_again_are_counted(make_grpo, make_trainer):
+    class Failing(FakeExecutor):
+        def run_many(self, jobs):
+            return [Trace(source, "", error=TraceError("runtime", "boom")) for source, _ in jobs]
+
+    module = make_grpo()
+    module.rollout = dataclasses.replace(module.rollout, max_turns=4, max_context_tokens=4000)
+    module.engine.environment = Environment(EnvironmentConfig(), executor=Failing())
+    module.engine.sampler.stubborn = True
+    trainer, recorder = make_trainer(1)
+    fit(module, trainer)
+    turns = {len(c.rollout.turns) for c in recorder.credited}
+    assert recorder.rows[0]["rollout/program_error_rate"] == 1.0
+    assert (turns, recorder.rows[0]["rollout/repeated_error_rate"]) == ({4}, pytest.approx(2 / 3))
+
+
+def test_iterations_without_anything_to_learn_are_said_and_counted(make_grpo, make_trainer, capsys):
+    trainer, recorder = make_trainer(11)
+    fit(make_grpo(right=1.0), trainer)
+    assert [row["train/idle_iterations"] for row in recorder.rows] == list(range(1, 12))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rpl: ")]
+    assert [line.split(":")[1].strip() for line in lines[:2]] == ["iteration 5", "iteration 10"]
+    assert "nothing to learn in 5 iterations in a row" in lines[0]
+    assert lines[2:] == ["rpl: nothing could be learnt in 11 of 11 iterations"]
+    trainer, recorder = make_trainer(4)
+    fit(make_grpo(seed=1), trainer)
+    assert recorder.rows[-1]["train/idle_iterations"] == 0
+    assert "nothing to learn" not in capsys.readouterr().err
+
+
+def test_a_run_with_nothing_to_learn_can_be_stopped_also_after_a_resume(make_grpo, make_trainer, tmp_path, capsys):
+    trainer, recorder = make_trainer(20)
+    fit(make_grpo(right=1.0, stop_after_idle=3), trainer)
+    assert [row["global_step"] for row in recorder.rows] == [1, 2, 3]
+    assert "the run stops here, as model.stop_after_idle says" in capsys.readouterr().err
+    trainer, _ = make_trainer(2)
+    fit(make_grpo(right=1.0), trainer)
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    trainer, recorder = make_trainer(20)
+    fit(make_grpo(right=1.0, stop_after_idle=3), trainer, ckpt_path=tmp_path / "two.ckpt")
+    assert [row["global_step"] for row in recorder.rows] == [3]
 
 
 def test_a_broken_retriever_stops_the_run(make_grpo, make_trainer):
@@ -286,10 +377,10 @@ def test_void_rollouts_are_left_out(make_grpo, make_trainer):
             return [(broken if "p3" in s else super(HalfBroken, self)).run_many([(s, q)])[0] for s, q in jobs]
 
     module = make_grpo(max_void_rate=0.5)
-    module.executor = HalfBroken()
+    module.engine.environment = Environment(EnvironmentConfig(), executor=HalfBroken())
     trainer, recorder = make_trainer(1)
     fit(module, trainer)
-    void = [s for s in module.last_scored if s.reward is None]
+    void = [s for s in recorder.credited if s.reward is None]
     assert void
     assert all(not s.kept and s.advantage == 0 for s in void)
     assert recorder.rows[0]["rollout/void_rate"] == pytest.approx(len(void) / 8)
@@ -302,6 +393,7 @@ def test_void_rollouts_are_left_out(make_grpo, make_trainer):
         ({"reward": {"exact": 1.0}}, "reward.exact"),
         ({"beta": 0.1, "kl_estimator": "k1", "kl_gradient": "plain"}, "k1"),
         ({"epochs": 0}, "epochs"),
+        ({"stop_after_idle": 0}, "stop_after_idle"),
         ({"gradient_clip": -1.0}, "gradient_clip"),
     ],
 )

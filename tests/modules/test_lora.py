@@ -1,6 +1,7 @@
 """Adapters: an ordinary model around the training, exact checkpoints, and the start model still inside."""
 
 import copy
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from module_fakes import PASSAGES, QUESTIONS, ListData, ListLoader
 from test_policy_module import EXAMPLES
 
 from rpl.cli.main import main
-from rpl.core.errors import CheckpointError, ConfigError
+from rpl.core.errors import CheckpointError, ConfigError, MissingDependencyError
 from rpl.modules.batches.logprobs import score_tokens
 from rpl.modules.batches.micro_batches import TrainingSequence, micro_batches
 from rpl.policy.consolidate import read_checkpoint
@@ -279,7 +280,7 @@ def test_the_built_in_sampler_draws_from_the_adapted_model(make_sft):
     module.configure_model()
     shake(module.model)
     sampler = HFSampler()
-    sampler.connect(module.model, module.tokenizer)
+    sampler.connect(module.model, module.policy_model.tokenizer)
     prompt = IDS[0].tolist()
     (drawn,) = complete(sampler, [prompt], [3], SamplingParams(max_new_tokens=12, stop=()), batch_size=1)
     ids = (*prompt, *drawn.token_ids)
@@ -291,7 +292,7 @@ def test_the_built_in_sampler_draws_from_the_adapted_model(make_sft):
 
 
 def test_dropout_is_for_sft_only(make_grpo, make_sft):
-    assert make_sft(lora=LoRAConfig(dropout=0.1)).lora.dropout == 0.1
+    assert make_sft(lora=LoRAConfig(dropout=0.1)).policy_model.lora.dropout == 0.1
     with pytest.raises(ConfigError, match=r"model\.lora\.dropout must be 0 in RL, got 0\.1"):
         make_grpo(lora=LoRAConfig(dropout=0.1))
 
@@ -305,5 +306,11 @@ def test_lora_is_set_in_yaml_and_by_flags(tmp_path):
     files = ["-c", str(folder / "base.yaml"), "-c", str(folder / "rl.yaml"), "-c", str(folder / "tiny.yaml")]
     files += ["--trainer.logger.save_dir", str(tmp_path), "--trainer.default_root_dir", str(tmp_path)]
     cli = RPLCLI([*files, "-c", str(patch), "--model.lora.alpha", "8"], run=False)
-    assert cli.model.lora == LoRAConfig(rank=8, alpha=8.0, target_modules=("q_proj", "v_proj"))
-    assert RPLCLI(files, run=False).model.lora is None
+    assert cli.model.policy_model.lora == LoRAConfig(rank=8, alpha=8.0, target_modules=("q_proj", "v_proj"))
+    assert RPLCLI(files, run=False).model.policy_model.lora is None
+
+
+def test_without_peft_the_install_line_is_given(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingDependencyError, match=r"model\.lora needs peft: pip install '.*\[lora\]'"):
+        add_lora(torch.nn.Linear(2, 2), LoRAConfig())

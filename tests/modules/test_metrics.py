@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rpl.core.answers import exact_match, token_f1
-from rpl.modules.metrics import (
+from rpl.modules.parts.question_metrics import (
     AllGold,
     EvidenceF1,
     EvidencePrecision,

@@ -38,7 +38,7 @@ def test_an_example_to_read_trains_the_answer_and_never_the_program(make_sft):
     read = module.sequence(dataclasses.replace(EXAMPLES[0], imitate=False))
     assert read.token_ids == whole.token_ids
     trained = [i for i, m in zip(read.token_ids, read.loss_mask, strict=True) if m]
-    assert module.tokenizer.decode(trained).startswith(f"<answer>{EXAMPLES[0].answer}</answer>")
+    assert module.policy_model.tokenizer.decode(trained).startswith(f"<answer>{EXAMPLES[0].answer}</answer>")
     assert sum(whole.loss_mask) > sum(read.loss_mask) > 0
 
 
@@ -47,7 +47,7 @@ def test_sft_loss_is_the_mean_over_trained_tokens_and_falls(make_sft, make_train
     module.configure_model()
     total = count = 0.0
     for example in EXAMPLES[:3]:
-        ids, mask = module.renderer.transcript(example.question, example.steps, example.answer)
+        ids, mask = module.policy_model.renderer.transcript(example.question, example.steps, example.answer)
         logits = module.model(torch.tensor([ids])).logits[0].log_softmax(-1)
         for t in range(1, len(ids)):
             if mask[t]:

@@ -172,6 +172,20 @@ def test_other_questions_or_settings_are_refused(train, policy, environment, who
         run(train[:8], policy, environment, out)
 
 
+def test_nothing_is_run_for_a_question_whose_gold_the_corpus_lacks(train, policy, environment, whole, tmp_path, capsys):
+    out = tmp_path / "repairs.jsonl"
+    lost = dataclasses.replace(train[1], gold_docs=(*train[1].gold_docs, "zz"))
+    summary = run([train[0], lost, *train[2:8]], policy, environment, out, dataclasses.replace(CONFIG, benefit=False))
+    assert "7 of 8 questions with gold can be answered from this corpus" in capsys.readouterr().err
+    records = [from_dict(Repair, record) for _, record in read_jsonl(out)]
+    others = [from_dict(Repair, record) for _, record in read_jsonl(whole[0])]
+    assert [r.verdict for r in records] == [others[0].verdict, "gold_missing", *(r.verdict for r in others[2:])]
+    assert (records[1].question_id, records[1].executions, records[1].attempted) == (lost.id, 0, False)
+    assert summary["verdicts"]["gold_missing"] == 1
+    assert summary["repair"]["failures"] == sum(r.attempted for r in records)
+    assert summary["repair"]["executions"] == sum(r.executions for r in records if r.attempted)
+
+
 def test_more_questions_go_on_with_the_file_of_fewer(train, policy, environment, whole, tmp_path):
     out = tmp_path / "repairs.jsonl"
     run(train[:3], policy, environment, out)

@@ -118,7 +118,7 @@ def test_an_rl_run_samples_its_second_iteration_from_the_new_weights(tmp_path, c
     }
     arguments += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     cli = RPLCLI(arguments, run=False)
-    module, sampler = cli.model, cli.model.sampler
+    module, sampler = cli.model, cli.model.engine.sampler
     gaps, texts = [], []
     connect = sampler.connect
 
@@ -132,8 +132,8 @@ def test_an_rl_run_samples_its_second_iteration_from_the_new_weights(tmp_path, c
     step = module.training_step
 
     def perturbed(batch, batch_idx):
-        step(batch, batch_idx)
-        assert {len(t.logprobs) == len(t.completion_ids) > 0 for r in module.last_rollouts for t in r.turns} == {True}
+        turns = [turn for credited in step(batch, batch_idx)["rollouts"] for turn in credited.rollout.turns]
+        assert {len(t.logprobs) == len(t.completion_ids) > 0 for t in turns} == {True}
         perturb(module.model)  # one update at this learning rate changes too little to be seen in greedy tokens
 
     module.training_step = perturbed

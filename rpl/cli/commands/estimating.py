@@ -278,9 +278,9 @@ def _prompt_tokens(policy: str, model: Any) -> int:
 
     try:
         tokenizer = from_source(AutoTokenizer, policy)
-        renderer = Renderer(tokenizer, model.prompt_style, model.thinking)
     except (OSError, ValueError, RPLError):
         return PROMPT_TOKENS[model.prompt_style]
+    renderer = Renderer(tokenizer, model.prompt_style, model.thinking)  # refuses a chat template that cannot be used
     return len(
         renderer.prompt_ids("Which of the two films was directed by someone who was born in the capital of Chad?")
     )

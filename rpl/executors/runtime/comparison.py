@@ -8,8 +8,7 @@ hold nothing else are left to Python. Standard library only: the worker imports 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
-from types import GeneratorType
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from rpl.core.errors import BudgetExceeded
@@ -19,15 +18,14 @@ from rpl.executors.runtime.values import MAX_KEY_BITS, MAX_NESTING, SIMPLE, Lazy
 Operation = Callable[[Any, Any], Any]
 
 KEYS_VIEW: type = type({}.keys())
-VALUES_VIEW: type = type({}.values())
 ITEMS_VIEW: type = type({}.items())
 
 _ORDERS: dict[str, Operation] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _IDENTITIES: dict[str, Operation] = {"is": operator.is_, "is not": operator.is_not}
 _PLAIN: dict[str, Operation] = {**_ORDERS, "==": operator.eq, "!=": operator.ne}
 _NUMBERS = frozenset({int, float, bool, type(None)})
+_QUICK = SIMPLE - {ProgramPassage}  # those that Python itself compares
 _SETS = frozenset({set, KEYS_VIEW, ITEMS_VIEW})
-_STREAMS = (Lazy, GeneratorType)
 _MAX_FLAT = 16
 _MAX_QUICK_SEARCH = 30_000  # texts up to this length, Python may search in time length times length of the pattern
 _KEY_LIMIT = 1 << MAX_KEY_BITS
@@ -38,6 +36,7 @@ class Comparisons:
 
     def __init__(self, fuel: Fuel) -> None:
         self.fuel = fuel
+        self._alike: dict[int, list[tuple[Any, ...]]] = {}  # the tuples that were keys, by hash
 
     def compare(self, left: Any, op: str, right: Any, *rest: Any) -> Any:
         """Compares values, as `left op right op2 more …` does.
@@ -86,6 +85,9 @@ class Comparisons:
             return True
         if kind in _SETS and other in _SETS:
             if kind is other is ITEMS_VIEW:  # the values need not be hashable
+                if len(left) != len(right):
+                    return False
+                self.fuel.burn(len(left))
                 return self.equal(dict(left), dict(right), depth)
             return bool(self.as_set(left) == self.as_set(right))
         if kind is not other or kind not in (list, tuple, dict):
@@ -96,7 +98,7 @@ class Comparisons:
         if depth >= MAX_NESTING:
             raise size_error("the nesting of a compared value", MAX_NESTING)
         if kind is dict:
-            return all(key in right and self.equal(left[key], right[key], depth + 1) for key in left)
+            return all(self.key(key) in right and self.equal(left[key], right[key], depth + 1) for key in left)
         return all(a is b or self.equal(a, b, depth + 1) for a, b in zip(left, right, strict=True))
 
     def ordered(self, left: Any, op: str, right: Any, depth: int = 0) -> Any:
@@ -131,9 +133,9 @@ class Comparisons:
                 return any(self.equal(item, other) for other in self.fuel.steps(container))
         elif kind is range:
             return type(item) in _NUMBERS and item is not None and _in_range(item, container)
-        elif kind is VALUES_VIEW or kind is ITEMS_VIEW or isinstance(container, _STREAMS):
+        elif isinstance(container, Lazy) or hasattr(container, "__iter__"):
             return any(self.equal(item, other) for other in self.fuel.steps(container))
-        return item in container  # for all other kinds Python's own error
+        return item in container  # for what has no items Python's own error
 
     def key(self, value: Any) -> Any:
         """Returns a value that is about to be hashed.
@@ -156,12 +158,31 @@ class Comparisons:
         elif kind is tuple:
             if depth >= MAX_NESTING:
                 raise size_error("the nesting of a key", MAX_NESTING)
-            self.fuel.burn(depth > 0 or len(value) // _MAX_FLAT)
+            self.fuel.burn(1 + len(value) // _MAX_FLAT)
             for item in value:
                 self._check_key(item, depth + 1)
+            if depth == 0:
+                self._pay_collisions(value)
         elif kind not in SIMPLE:
             hint = "; use a tuple" if kind is list else "; use a text, a number, a Passage or a tuple of them"
             raise TypeError(f"unhashable type: {kind.__name__!r}{hint}")
+
+    def _pay_collisions(self, value: tuple[Any, ...]) -> None:
+        """Burns the comparisons with the other tuples of the run that share the hash of this one.
+
+        Unequal tuples with equal hashes are easily computed, and look-ups among them take linear time.
+        """
+        alike = self._alike.setdefault(hash(value), [])
+        self.fuel.burn(len(alike) * (1 + len(value)) // _MAX_FLAT)
+        if value not in alike:
+            alike.append(value)
+
+    def pay_keys(self, keys: Collection[Any]) -> None:
+        """Burns what looking up keys costs that were checked before: their texts and tuples are compared again."""
+        self.fuel.burn(len(keys) // SCANNED_PER_UNIT)
+        for key in keys:
+            if type(key) is str or type(key) is tuple:
+                self._check_key(key, 0)
 
     def keys(self, values: Iterable[Any]) -> set[Any]:
         """Returns the values as a set, one unit of fuel each."""
@@ -174,6 +195,7 @@ class Comparisons:
         if kind is ITEMS_VIEW:
             return self.keys(value)
         self.fuel.burn(len(value))
+        self.pay_keys(value)
         return value if kind is set else set(value)
 
     def sort_key(self, function: Any, length: int) -> Callable[[Any], Any]:
@@ -201,7 +223,7 @@ class Comparisons:
         if (kind is not tuple and kind is not list) or len(value) > _MAX_FLAT:
             return _Sortable(value, self)
         for item in value:
-            if type(item) not in SIMPLE or (type(item) is str and len(item) > CHARS_PER_UNIT):
+            if type(item) not in _QUICK or (type(item) is str and len(item) > CHARS_PER_UNIT):
                 return _Sortable(value, self)
         return value
 

@@ -1,9 +1,9 @@
 """Fuel: the deterministic measure of how much a program did.
 
 A loop step and a call cost one unit, and one more for every hundred syntax nodes that they run. An operation on a
-large value costs in proportion to what it reads or writes. So a unit is never more than some tens of microseconds of
-work, and fuel stops a program long before the clock does: how it ends does not depend on the machine. Standard library
-only: the worker imports this file.
+large value costs in proportion to what it reads or writes, and is paid before it is done. So a unit is never more than
+some tens of microseconds of work, and fuel stops a program long before the clock does: how it ends does not depend on
+the machine. Standard library only: the worker imports this file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rpl.core.errors import BudgetExceeded
-from rpl.executors.runtime.values import iteration
+from rpl.executors.runtime.values import Lazy, iteration
 
 NODES_PER_UNIT = 100
 """Syntax nodes of the body of a loop or function that one unit pays for."""
@@ -23,7 +23,7 @@ CHARS_PER_UNIT = 1_000
 ITEMS_PER_UNIT = 1_000
 """Items that one unit pays for, where an operation copies or moves them."""
 
-SCANNED_PER_UNIT = 100
+SCANNED_PER_UNIT = 50
 """Items that one unit pays for, where an operation compares each with one simple value."""
 
 MATCHES_PER_UNIT = 100_000
@@ -52,9 +52,9 @@ class Fuel:
             self.used = self.limit
             raise BudgetExceeded("fuel", f"the program took more than {self.limit:,} steps")
 
-    def steps(self, values: Iterable[Any], cost: int = 1) -> Iterator[Any]:
+    def steps(self, values: Iterable[Any] | Lazy, cost: int = 1) -> Iterator[Any]:
         """Yields the values, each for `cost` units of fuel; sets in an order that is the same in every process."""
-        for value in iteration(values):
+        for value in iteration(values, self.burn):
             self.used += cost
             if self.used > self.limit:
                 self.burn(0)

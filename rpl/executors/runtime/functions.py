@@ -10,7 +10,7 @@ from typing import Any
 
 from rpl.core.errors import BudgetExceeded
 from rpl.executors.runtime.guards import Guards, bounded
-from rpl.executors.runtime.values import Enumerated, Zipped, iteration, render
+from rpl.executors.runtime.values import Enumerated, Lazy, Zipped, iteration, render
 from rpl.programs.grammar import BUILTINS
 
 MAX_RANGE = 1_000_000
@@ -46,7 +46,7 @@ class Builtins:
         return {name: getattr(self, f"_{name}") for name in BUILTINS}
 
     def _print(self, *values: Any, sep: Any = " ", end: Any = None) -> None:
-        self.fuel.burn(1 + len(values) // _WIDE)
+        self.fuel.burn(1 + len(values) // 4)
         self.printer(
             values,
             " " if sep is None else _text_argument("sep", sep),
@@ -65,15 +65,18 @@ class Builtins:
             raise BudgetExceeded("size", f"a range is longer than {MAX_RANGE:,}")
         return result
 
-    # The three below are lazy: whoever reads them burns the fuel.
+    # The three below are lazy: whoever reads them burns the fuel for the outermost, and each for those inside it.
+
+    def _read(self, values: Any) -> Any:
+        return self.fuel.steps(values) if isinstance(values, Lazy) else iteration(values, self.fuel.burn)
 
     def _enumerate(self, values: Iterable[Any], start: int = 0) -> Any:
         self.fuel.burn()
-        return Enumerated(enumerate(iteration(values), bounded(start)), (values,), self._stream())
+        return Enumerated(enumerate(self._read(values), bounded(start)), (values,), self._stream())
 
     def _zip(self, *iterables: Iterable[Any], strict: bool = False) -> Any:
-        self.fuel.burn()
-        rows: Iterable[Any] = zip(*map(iteration, iterables), strict=strict)
+        self.fuel.burn(1 + len(iterables))
+        rows: Iterable[Any] = zip(*map(self._read, iterables), strict=strict)
         if len(iterables) > _WIDE:
             rows = self._wide(rows, len(iterables))
         return Zipped(rows, iterables, self._stream())

@@ -121,7 +121,7 @@ class Guards:
     def pairs(self, values: Any, items: dict[str, Any]) -> dict[Any, Any]:
         """Returns what `dict(values, **items)` does: `values` is a dict or gives pairs of a key and a value."""
         if type(values) is dict:
-            self._pay_copy(len(values))
+            self.comparisons.pay_keys(values)
             return {**values, **items}
         result: dict[Any, Any] = {}
         for number, pair in enumerate(self.fuel.steps(values)):
@@ -217,6 +217,7 @@ class Guards:
             raise TypeError(f"+ cannot join {names}; write an f-string or use str(x)")
         elif op == "|" and kind is dict and other is dict:
             self.fuel.burn(len(left) + len(right))
+            self.comparisons.pay_keys(right)
         return bounded(_OPERATORS[op](left, right))
 
     def _combine_sets(self, op: str, left: Any, right: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rpl.executors.runtime.fuel import CHARS_PER_UNIT, ITEMS_PER_UNIT, MATCHES_PER_UNIT
+from rpl.executors.runtime.fuel import CHARS_PER_UNIT, ITEMS_PER_UNIT, MATCHES_PER_UNIT, SCANNED_PER_UNIT
 from rpl.executors.runtime.values import MAX_CHARS, MAX_ITEMS, SIMPLE, ProgramPassage, size_error
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _splitlines(guards: Guards, text: str, name: str, args: Arguments, kwargs: K
 
 def _strip(guards: Guards, text: str, name: str, args: Arguments, kwargs: Keywords) -> Any:
     if args and type(args[0]) is str:
-        guards.fuel.burn(len(text) * len(args[0]) // MATCHES_PER_UNIT)
+        guards.fuel.burn(4 * len(text) * len(args[0]) // MATCHES_PER_UNIT)
     return _plain(guards, text, name, args, kwargs)
 
 
@@ -81,6 +81,7 @@ def _join(guards: Guards, text: str, name: str, args: Arguments, kwargs: Keyword
     if len(args) != 1:
         return getattr(text, name)(*args, **kwargs)
     parts = guards.spread(args[0])
+    guards.fuel.burn(len(parts) // SCANNED_PER_UNIT)
     length = sum(len(part) for part in parts if type(part) is str) + len(text) * max(0, len(parts) - 1)
     if length > MAX_CHARS:
         raise size_error("a text", MAX_CHARS)
@@ -198,11 +199,12 @@ def _update_dict(guards: Guards, value: dict[Any, Any], name: str, args: Argumen
 
 
 def _combine_sets(guards: Guards, value: set[Any], name: str, args: Arguments, kwargs: Keywords) -> Any:
-    others = [other if type(other) is set else guards.comparisons.keys(other) for other in args]
-    sizes = len(value) + sum(map(len, others))
+    guards.fuel.burn(len(args))
+    comparisons = guards.comparisons
+    others = [comparisons.as_set(other) if type(other) is set else comparisons.keys(other) for other in args]
+    sizes = len(comparisons.as_set(value)) + sum(map(len, others))
     if name in ("update", "union", "symmetric_difference") and sizes > MAX_ITEMS:
         raise size_error("a set", MAX_ITEMS)
-    guards.fuel.burn(sizes)
     return getattr(value, name)(*others, **kwargs)
 
 

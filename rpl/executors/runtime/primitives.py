@@ -15,7 +15,7 @@ from rpl.core.errors import BudgetExceeded, PrimitiveError
 from rpl.core.records import Passage
 from rpl.executors.runtime.fuel import Fuel
 from rpl.executors.runtime.values import ProgramPassage, as_program_passage
-from rpl.programs.primitives import MAX_ID_CHARS, PRIMITIVES, REQUIRED, Argument, Primitive
+from rpl.programs.primitives import MAX_ID_CHARS, MAX_LISTS, PRIMITIVES, REQUIRED, Argument, Primitive
 from rpl.retrieval.base import MAX_K, MAX_QUERY_CHARS
 from rpl.retrieval.fusion import COMPUTED, unique
 
@@ -135,6 +135,9 @@ class Primitives:
             case "lists":
                 if not value:
                     raise PrimitiveError(f"{name}: give at least one list of passages, as in {name}(bm25(q), dense(q))")
+                if len(value) > MAX_LISTS:
+                    raise PrimitiveError(f"{name}: takes at most {MAX_LISTS} lists, got {len(value):,}")
+                self.fuel.burn(len(value))
                 return [self._passages(each, f"{name}: list {number}") for number, each in enumerate(value, start=1)]
 
     def _passages(self, value: Any, what: str) -> list[Passage]:

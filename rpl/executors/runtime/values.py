@@ -84,32 +84,42 @@ class Zipped(Lazy):
 
 Enumerated.__name__, Zipped.__name__ = "enumerate", "zip"
 
+_LOOKED_AT_PER_UNIT = 50
 _STABLE = frozenset({str, int, bool, ProgramPassage})
 _NONE_MOVES = sys.version_info < (3, 12)  # before, the hash of None was its address
 
 
-def iteration(values: Any) -> Any:
+def iteration(values: Any, burn: Callable[[int], None]) -> Any:
     """Returns what a loop over the value reads, in an order that is the same in every process.
 
     Sets keep Python's order, which a fixed hash seed fixes, unless they hold a value that is hashed by its address:
     NaN, and `None` before Python 3.12. Those are read in the order of their texts.
+
+    Args:
+        values: What is looped over.
+        burn: Called with the fuel that finding the order costs, before it is found.
     """
-    if type(values) is set:
-        if _STABLE.issuperset(map(type, values)) or not any(map(_moves, values)):
-            return values
-        return sorted(values, key=lambda value: (type(value).__name__, render_repr(value, _ignore)))
-    return values.iterator if isinstance(values, Lazy) else values
+    if type(values) is not set:
+        return values.iterator if isinstance(values, Lazy) else values
+    burn(len(values) // _LOOKED_AT_PER_UNIT)
+    if _STABLE.issuperset(map(type, values)) or not any(_moves(value, burn) for value in values):
+        return values
+    rounds = len(values).bit_length()
+
+    def text(value: Any) -> tuple[str, str]:
+        written = render_repr(value, burn)
+        burn(1 + len(written) // _LONG * rounds)
+        return type(value).__name__, written
+
+    return sorted(values, key=text)
 
 
-def _moves(value: Any) -> bool:
+def _moves(value: Any, burn: Callable[[int], None]) -> bool:
     kind = type(value)
     if kind is tuple:
-        return any(map(_moves, value))
+        burn(1 + len(value) // _LOOKED_AT_PER_UNIT)
+        return any(_moves(item, burn) for item in value)
     return (value is None and _NONE_MOVES) or (kind is float and value != value)
-
-
-def _ignore(_units: int) -> None:
-    return
 
 
 def as_program_passage(passage: Passage) -> ProgramPassage:
@@ -189,7 +199,7 @@ def _write(value: Any, put: Callable[[str], None], room: _Room, depth: int) -> N
         return
     opening, closing = _BRACKETS[kind]
     put(room.take(opening))
-    for number, item in enumerate(iteration(value)):
+    for number, item in enumerate(iteration(value, room.burn)):
         room.burn(1)
         if number:
             put(room.take(", "))

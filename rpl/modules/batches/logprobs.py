@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from rpl.core.errors import ConfigError
 from rpl.modules.batches.micro_batches import MicroBatch
 from rpl.modules.batches.shared_attention import NAME, use_shared_attention
+from rpl.policy.sharding import is_sharded
 
 _METHOD = "rpl_score"
 
@@ -49,7 +50,11 @@ def score_tokens(
         setattr(model, _METHOD, MethodType(_score, model))
         # A sharded model gathers and frees its parameters around methods that it knows.
         register_fsdp_forward_method(model, _METHOD)
-    scores: tuple[Tensor, Tensor] = getattr(model, _METHOD)(batch, temperature, entropy, chunk_tokens)
+    # Under bf16-mixed a sharded model has its own precision policy; other models are in the Trainer's autocast.
+    kind = batch.input_ids.device.type
+    enabled = torch.is_autocast_enabled(kind) and not is_sharded(model)
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False):
+        scores: tuple[Tensor, Tensor] = getattr(model, _METHOD)(batch, temperature, entropy, chunk_tokens)
     return scores
 
 

@@ -1,38 +1,39 @@
-"""Downloads that survive cut connections, killed processes and files that change on the server.
+"""Downloads that survive cut connections and killed processes, of files whose size and checksum are known beforehand.
 
-What has arrived lies beside the target as `.NAME.partial`, with a note of what it is part of (`.NAME.origin.json`). The
-target itself appears only when it is whole and has the checksum that the server promised. Targets belong in a work
-folder, from where whoever asked for them takes them: the note stays beside them, so that they are not fetched twice.
+What has arrived lies beside the target as `.NAME.partial`, with the checksum of the whole in `.NAME.origin`. The target
+itself appears only when it is whole and has that checksum. Targets belong in a work folder, from where whoever asked
+for them takes them: the checksum stays beside them, so that they are not fetched twice.
 
-huggingface_hub looks hub files up (see `sources`) but does not carry them: since version 1.18 it starts a file anew
-after every interruption (its pull request 4306), which at 43 GB a file is not an option.
+huggingface_hub looks hub files up (see `sources`) but does not carry them: since version 1.18 a process that was killed
+leaves nothing that the next one goes on with, which at 43 GB a file is not an option.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeVar
 
 import httpx2
 
 from rpl.core.errors import DownloadError
-from rpl.core.files import write_json
+from rpl.core.files import write_text
 from rpl.core.units import size_text
-from rpl.retrieval.fetching.remote_files import Checksum, RemoteFile, arrived, drop, note_path, partial_path
 
 Say = Callable[[str], None]
 OnBytes = Callable[[int], None]
+T = TypeVar("T")
 
 TRIES = 8
 """How often a request is made again without a single byte of progress."""
-LOOK_UP_TRIES = 3
-"""As `TRIES`, for the first request to a server, whose address may be a wrong one."""
 BACKOFF_S = 1.0
 """The pause before try n is drawn from half to all of BACKOFF_S * 2 ** n, at most MAX_PAUSE_S."""
 MAX_PAUSE_S = 60.0
@@ -42,11 +43,76 @@ PROBE_BYTES = 8 * 1024 * 1024
 PROBE_S = 2.0
 """How much is read, and for how long, to estimate the rate."""
 
+_ADVICE = {401: "; it needs a token (`hf auth login`, or HF_TOKEN)", 403: "; access to it must be granted"}
 _KEPT = "what has arrived is kept, the same command goes on with it"
-_CHANGES = 3
+_READ_TRIES = 3
 _BLOCK = 1 << 20
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """What a file's content must hash to."""
+
+    kind: Literal["sha256", "git"]
+    """`git` is the SHA-1 that git gives to a blob, which the hub tells of its small files."""
+    value: str
+    """Hexadecimal."""
+
+    def start(self, size: int) -> Any:
+        """Returns the hash object of a file of that size before its first byte."""
+        if self.kind == "sha256":
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file on a server, as the hub or a manifest describes it."""
+
+    name: str
+    """For messages and bars."""
+    url: str
+    size: int
+    """Bytes."""
+    checksum: Checksum
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with each request, such as a token."""
+
+
+def arrived(file: RemoteFile, path: Path) -> int:
+    """Returns how many bytes of a file are there from an earlier try and need not come again."""
+    try:
+        size = (path if path.exists() else partial_path(path)).stat().st_size
+        origin = origin_path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return 0
+    fits = size == file.size or (size < file.size and not path.exists())
+    return size if fits and origin == str(file.checksum) else 0
+
+
+def drop(path: Path) -> int:
+    """Deletes what an earlier try left, whole or not, and returns how many bytes that were."""
+    size = 0
+    for left in (path, partial_path(path)):
+        size += left.stat().st_size if left.exists() else 0
+        left.unlink(missing_ok=True)
+    origin_path(path).unlink(missing_ok=True)
+    return size
+
+
+def partial_path(path: Path) -> Path:
+    """Returns where the part of a file lies that has arrived."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def origin_path(path: Path) -> Path:
+    """Returns where the checksum stands of what a file, or the part of it, is of."""
+    return path.with_name(f".{path.name}.origin")
 
 
 class Downloader:
@@ -69,25 +135,18 @@ class Downloader:
     ) -> None:
         self._http.close()
 
-    def look_up(self, url: str, name: str, headers: Mapping[str, str] | None = None) -> RemoteFile:
-        """Asks a server for size and version of a file, by its first byte: not every server answers `HEAD`.
+    def read(self, url: str, headers: Mapping[str, str] | None = None) -> bytes:
+        """Returns the content of a small file.
 
         Raises:
-            DownloadError: There is no such file, the server cannot be reached, or does not say how large the file is.
+            DownloadError: There is no such file, or the server cannot be reached.
         """
-        headers = dict(headers or {})
 
-        def ask() -> RemoteFile:
-            with self._get(url, {**headers, "Range": "bytes=0-0"}, ok=(200, 206, 416)) as response:
-                size = _total(response)
-                if size is None:
-                    raise DownloadError(f"{url}: the server does not say how large the file is")
-                if response.headers.get("Content-Length") == "1":
-                    response.read()  # so that the connection can be used again
-                return RemoteFile(name, url, size, None, _version(response), headers)
+        def ask() -> bytes:
+            with self._get(url, headers or {}, ok=(200,)) as response:
+                return bytes(response.read())
 
-        found: RemoteFile = self._retrying(url, ask, LOOK_UP_TRIES)
-        return found
+        return self._retrying(url, ask, _READ_TRIES)
 
     def rate(self, file: RemoteFile) -> float | None:
         """Returns how many bytes a second come from a server, by reading the start of a file; `None` if unknown."""
@@ -108,40 +167,27 @@ class Downloader:
         seconds = time.perf_counter() - started
         return got / seconds if got and seconds > 0 else None
 
-    def fetch(self, file: RemoteFile, path: Path, again: Callable[[], RemoteFile], on_bytes: OnBytes) -> None:
+    def fetch(self, file: RemoteFile, path: Path, on_bytes: OnBytes) -> None:
         """Fetches a file, going on with what an earlier process left of it.
 
         Args:
             file: What to fetch.
             path: Where to; its folder is made.
-            again: Looks the file up again, if it turns out to have changed.
             on_bytes: Called with the number of new bytes; with a negative one where bytes have to come again.
 
         Raises:
             DownloadError: It cannot be fetched. What has arrived stays beside `path` for the next try, unless it has
                 the wrong checksum.
         """
-        for _ in range(_CHANGES):
-            try:
-                self._fetch(file, path, on_bytes)
-                return
-            except _Changed as change:
-                self.say(f"{file.name} has changed on the server ({change}); starting it anew")
-                on_bytes(-drop(path))
-                file = again()
-        raise DownloadError(f"{file.url}: changes again and again while it is being fetched")
-
-    def _fetch(self, file: RemoteFile, path: Path, on_bytes: OnBytes) -> None:
         partial = partial_path(path)
         try:
             there = arrived(file, path)
             if path.exists() and there == file.size:
                 return
             if there == 0 and drop(path):
-                changed = "has changed on the server since its download began"
-                self.say(f"{file.name} {changed if file.resumable else 'has no version to go by'}; starting it anew")
+                self.say(f"{file.name}: what is here is of another file; starting it anew")
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(note_path(path), file.identity)
+            write_text(origin_path(path), str(file.checksum))
             with partial.open("ab") as target:
                 transfer = _Transfer(file, target, partial, on_bytes, self.say)
                 self._retrying(file.url, lambda: self._stream(transfer), TRIES, lambda: transfer.offset)
@@ -150,7 +196,7 @@ class Downloader:
         except OSError as error:
             raise DownloadError(f"{partial}: cannot be written ({error}); {_KEPT}") from error
         found = transfer.state.hexdigest()
-        if file.checksum is not None and found != file.checksum.value:
+        if found != file.checksum.value:
             drop(path)
             raise DownloadError(
                 f"{file.url}: what came has {file.checksum.kind} {found} instead of {file.checksum.value}; "
@@ -163,21 +209,11 @@ class Downloader:
         file, asked = transfer.file, transfer.offset
         if asked == file.size:
             return
-        headers = dict(file.headers)
-        if asked and not file.resumable:
-            # Nothing would show that the rest belongs to another version.
-            transfer.restart()
-            asked = 0
-        if asked:
-            headers["Range"] = f"bytes={asked}-"
-            if file.version is not None and not file.version.startswith("W/"):
-                headers["If-Range"] = file.version  # weak tags are not allowed there
+        headers = {**file.headers, **({"Range": f"bytes={asked}-"} if asked else {})}
         with self._get(file.url, headers, ok=(200, 206, 416)) as response:
-            total, version = _total(response), _version(response)
+            total = _total(response)
             if total is not None and total != file.size:
-                raise _Changed(f"{size_text(total)} instead of {size_text(file.size)}")
-            if file.version is not None and version is not None and version != file.version:
-                raise _Changed(f"version {version} instead of {file.version}")
+                raise _changed(file, f"it has {total} bytes")
             if response.status_code == 416 or (response.status_code == 206 and _start(response) != asked):
                 raise _Again(f"asked for bytes from {asked} on, it answered {response.status_code}")
             if asked and response.status_code == 200:
@@ -188,10 +224,23 @@ class Downloader:
         if transfer.offset < file.size:
             raise _Again("the connection was cut")
 
-    def _get(self, url: str, headers: Mapping[str, str], ok: tuple[int, ...]) -> _Response:
-        return _Response(self._http, url, {**headers, "Accept-Encoding": "identity"}, ok)
+    @contextmanager
+    def _get(self, url: str, headers: Mapping[str, str], ok: tuple[int, ...]) -> Iterator[httpx2.Response]:
+        """Opens a streamed response; what fails while it is opened or read is `_Again` or a `DownloadError`."""
+        try:
+            with self._http.stream("GET", url, headers={**headers, "Accept-Encoding": "identity"}) as response:
+                status = response.status_code
+                if status in _AGAIN:
+                    raise _Again(f"HTTP {status}", _retry_after(response))
+                if status not in ok:
+                    raise DownloadError(f"{url}: HTTP {status}{_ADVICE.get(status, '')}")
+                yield response
+        except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.TooManyRedirects) as error:
+            raise DownloadError(f"{url}: {error}") from error
+        except httpx2.TransportError as error:
+            raise _Again(f"{type(error).__name__}: {error}") from error
 
-    def _retrying(self, url: str, work: Callable[[], Any], most: int, progress: Callable[[], int] = lambda: 0) -> Any:
+    def _retrying(self, url: str, work: Callable[[], T], most: int, progress: Callable[[], int] = lambda: 0) -> T:
         """Does work that may fail in passing; tries count from the last time that it came further than ever."""
         tries, furthest = 0, progress()
         while True:
@@ -218,40 +267,6 @@ class _Again(Exception):  # noqa: N818 - it is caught, never shown
         self.after_s = after_s
 
 
-class _Changed(Exception):  # noqa: N818 - it is caught, never shown
-    """The file is another one than when it was looked up."""
-
-
-class _Response:
-    """A streamed response whose failures, while it is opened and read, are `_Again` or `DownloadError`."""
-
-    def __init__(self, http: httpx2.Client, url: str, headers: Mapping[str, str], ok: tuple[int, ...]) -> None:
-        self._stream = http.stream("GET", url, headers=headers)
-        self._url, self._ok = url, ok
-
-    def __enter__(self) -> httpx2.Response:
-        try:
-            response = self._stream.__enter__()
-        except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.TooManyRedirects) as error:
-            raise DownloadError(f"{self._url}: {error}") from error
-        except httpx2.TransportError as error:
-            raise _Again(f"{type(error).__name__}: {error}") from error
-        if response.status_code in self._ok:
-            return response
-        self._stream.__exit__(None, None, None)
-        if response.status_code in _AGAIN:
-            raise _Again(f"HTTP {response.status_code}", _retry_after(response))
-        advice = {401: "; it needs a token (`hf auth login`, or HF_TOKEN)", 403: "; access to it must be granted"}
-        raise DownloadError(f"{self._url}: HTTP {response.status_code}{advice.get(response.status_code, '')}")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stream.__exit__(kind, error, trace)
-        if isinstance(error, httpx2.TransportError):
-            raise _Again(f"{type(error).__name__}: {error}") from error
-
-
 class _Transfer:
     """A file on its way: how much has arrived, and the hash of it."""
 
@@ -271,7 +286,7 @@ class _Transfer:
     def add(self, block: bytes) -> None:
         """Appends what has come."""
         if self.offset + len(block) > self.file.size:
-            raise _Changed(f"longer than {size_text(self.file.size)}")
+            raise _changed(self.file, "it is longer")
         self._target.write(block)
         self.state.update(block)
         self.offset += len(block)
@@ -284,12 +299,11 @@ class _Transfer:
         self.offset, self.state = 0, self._fresh()
 
     def _fresh(self) -> Any:
-        return (self.file.checksum or Checksum("sha256", "")).start(self.file.size)
+        return self.file.checksum.start(self.file.size)
 
 
-def _version(response: httpx2.Response) -> str | None:
-    found: str | None = response.headers.get("ETag") or response.headers.get("Last-Modified")
-    return found
+def _changed(file: RemoteFile, how: str) -> DownloadError:
+    return DownloadError(f"{file.url}: {how}, not the {file.size} bytes that were announced; it has changed meanwhile")
 
 
 def _total(response: httpx2.Response) -> int | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rpl.core.errors import DataError
+from rpl.core.files import write_bytes
 from rpl.retrieval.fetching.downloads import Downloader
-from rpl.retrieval.fetching.plan import Wanted, announce, fetch_all, fetching, look_up, require_free, work_folder
-from rpl.retrieval.fetching.remote_files import RemoteFile
+from rpl.retrieval.fetching.plan import Wanted, announce, fetch_all, fetching, require_free, work_folder
 from rpl.retrieval.fetching.sources import Source
 from rpl.retrieval.indexing.folder import is_index_folder
 from rpl.retrieval.indexing.manifest import FORMAT, MANIFEST, read_manifest
@@ -46,10 +44,10 @@ def fetch_index(source: Source, out: Path, say: Say, dry_run: bool = False) -> P
         return out
     require_free(out)
     work = work_folder(out)
-    with Downloader(say) as downloader, tempfile.TemporaryDirectory() as scratch:
-        manifest = Path(scratch) / MANIFEST
-        fetch_all([look_up(source, downloader, MANIFEST, manifest)], downloader, MANIFEST)
-        wanted = [_wanted(source, work, name, entry) for name, entry in _listed(manifest, source).items()]
+    with Downloader(say) as downloader:
+        manifest = source.read(downloader, MANIFEST)
+        listed = _listed(manifest, source).items()
+        wanted = [Wanted(source.known(name, e["bytes"], e["sha256"]), work / name) for name, e in listed]
         announce(f"index {source}", wanted, out, downloader, say)
         if dry_run:
             return out
@@ -58,7 +56,7 @@ def fetch_index(source: Source, out: Path, say: Say, dry_run: bool = False) -> P
                 return out
             fetch_all(wanted, downloader, f"index {out.name}")
             _clear(work, {item.path for item in wanted})
-            shutil.copyfile(manifest, work / MANIFEST)
+            write_bytes(work / MANIFEST, manifest)
             read_manifest(work)
             if out.exists():
                 out.rmdir()
@@ -67,17 +65,10 @@ def fetch_index(source: Source, out: Path, say: Say, dry_run: bool = False) -> P
     return out
 
 
-def _wanted(source: Source, work: Path, name: str, entry: dict[str, Any]) -> Wanted:
-    def known() -> RemoteFile:
-        return source.known(name, entry["bytes"], entry["sha256"])
-
-    return Wanted(known(), work / name, known)
-
-
-def _listed(path: Path, source: Source) -> dict[str, dict[str, Any]]:
+def _listed(manifest: bytes, source: Source) -> dict[str, dict[str, Any]]:
     """Returns the files that a manifest names. It comes from elsewhere, so no name may lead out of the folder."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(manifest)
     except ValueError as error:
         raise DataError(f"{source}: its {MANIFEST} is not JSON ({error}); is an index served there?") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -99,7 +90,7 @@ def _listed(path: Path, source: Source) -> dict[str, dict[str, Any]]:
 
 
 def _clear(work: Path, wanted: set[Path]) -> None:
-    """Removes notes of downloads, and files that an older manifest named."""
+    """Removes what downloads noted, and files that an older manifest named."""
     for path in sorted(work.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,7 @@ from rpl.core.files import nearest_folder
 from rpl.core.locks import folder_lock
 from rpl.core.progress import progress_bar
 from rpl.core.units import duration_text, size_text
-from rpl.retrieval.fetching.downloads import Downloader, Say
-from rpl.retrieval.fetching.remote_files import RemoteFile, arrived
-from rpl.retrieval.fetching.sources import Source
+from rpl.retrieval.fetching.downloads import Downloader, RemoteFile, Say, arrived
 
 WORK = ".{name}.fetching"
 """The folder beside a target in which its files are gathered; what a killed process left there is used again."""
@@ -27,8 +25,7 @@ class Wanted:
 
     file: RemoteFile
     path: Path
-    again: Callable[[], RemoteFile]
-    """Looks it up again; see `Downloader.fetch`."""
+    """Where to put it."""
 
     @property
     def missing(self) -> int:
@@ -57,15 +54,6 @@ def require_free(out: Path) -> None:
         raise DataError(f"{out}: holds something that is not an index; choose an empty or new folder")
 
 
-def look_up(source: Source, downloader: Downloader, name: str, path: Path) -> Wanted:
-    """Asks a source for a file and says where to put it."""
-
-    def find() -> RemoteFile:
-        return source.look_up(downloader, name)
-
-    return Wanted(find(), path, find)
-
-
 def announce(
     title: str, wanted: Sequence[Wanted], folder: Path, downloader: Downloader, say: Say, after: int = 0
 ) -> None:
@@ -84,8 +72,7 @@ def announce(
     """
     say(title)
     for item in wanted:
-        checksum = f"  {item.file.checksum}" if item.file.checksum else ""
-        say(f"  {item.file.name:<28} {size_text(item.file.size):>9}{checksum}")
+        say(f"  {item.file.name:<28} {size_text(item.file.size):>9}  {item.file.checksum}")
     total, missing = sum(item.file.size for item in wanted), sum(item.missing for item in wanted)
     existing = nearest_folder(folder)
     free = shutil.disk_usage(existing).free
@@ -115,4 +102,4 @@ def fetch_all(wanted: Sequence[Wanted], downloader: Downloader, description: str
     total = sum(item.file.size for item in wanted)
     with progress_bar(total, description, "B", initial=total - sum(item.missing for item in wanted)) as bar:
         for item in wanted:
-            downloader.fetch(item.file, item.path, item.again, bar.update)
+            downloader.fetch(item.file, item.path, bar.update)

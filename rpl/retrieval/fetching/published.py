@@ -19,7 +19,7 @@ from rpl.core.files import write_json
 from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.fetching.downloads import Downloader
 from rpl.retrieval.fetching.importing import LEAST_SIMILARITY, corpus_head, import_index
-from rpl.retrieval.fetching.plan import Wanted, announce, fetch_all, fetching, look_up, require_free, work_folder
+from rpl.retrieval.fetching.plan import Wanted, announce, fetch_all, fetching, require_free, work_folder
 from rpl.retrieval.fetching.sources import HubDataset
 from rpl.retrieval.indexing.folder import is_index_folder, load_encoder
 
@@ -95,7 +95,7 @@ def fetch_corpus(name: str, out: Path, say: Say, revision: str | None = None, dr
         return target
     work = work_folder(target.parent)
     with Downloader(say) as downloader:
-        item = _corpus_item(published, work, downloader, revision)
+        item = _corpus_item(published, work, revision)
         announce(f"{name}: {published.about}", [item], out, downloader, say)
         if dry_run:
             return target
@@ -157,9 +157,9 @@ def fetch_vectors(
         if not whole.exists():
             with Downloader(say) as downloader:
                 dataset = HubDataset(published.dataset, revision)
-                wanted = [look_up(dataset, downloader, part.name, part) for part in parts]
+                wanted = [Wanted(dataset.look_up(part.name), part) for part in parts]
                 if corpus is None:
-                    wanted.append(_corpus_item(CORPORA[published.corpus], work, downloader, None))
+                    wanted.append(_corpus_item(CORPORA[published.corpus], work, None))
                 announce(f"{name}: {published.about}", wanted, out, downloader, say, published.other_bytes)
                 if dry_run:
                     return out
@@ -173,8 +173,8 @@ def fetch_vectors(
     return out
 
 
-def _corpus_item(published: PublishedCorpus, work: Path, downloader: Downloader, revision: str | None) -> Wanted:
-    return look_up(HubDataset(published.dataset, revision), downloader, published.file, work / published.file)
+def _corpus_item(published: PublishedCorpus, work: Path, revision: str | None) -> Wanted:
+    return Wanted(HubDataset(published.dataset, revision).look_up(published.file), work / published.file)
 
 
 def _as_computed(config: LibraryConfig, settings: dict[str, Any]) -> LibraryConfig:

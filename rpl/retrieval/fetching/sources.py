@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-from abc import ABC, abstractmethod
 from typing import Any
 from urllib.parse import quote
 
 from rpl.core.errors import ConfigError, DownloadError
-from rpl.retrieval.fetching.downloads import Downloader
-from rpl.retrieval.fetching.remote_files import Checksum, RemoteFile
+from rpl.retrieval.fetching.downloads import Checksum, Downloader, RemoteFile
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
-
-class Source(ABC):
-    """A place that has files."""
-
-    @abstractmethod
-    def look_up(self, downloader: Downloader, name: str) -> RemoteFile:
-        """Asks for size, version and checksum of a file.
-
-        Args:
-            downloader: Does the asking.
-            name: Path of the file, with forward slashes.
-
-        Raises:
-            DownloadError: There is no such file, it may not be read, or the server cannot be reached.
-        """
-
-    @abstractmethod
-    def known(self, name: str, size: int, sha256: str) -> RemoteFile:
-        """Returns a file whose size and checksum are known from elsewhere, without asking for it."""
-
-    @abstractmethod
-    def __str__(self) -> str:
-        """The place, for messages."""
+_REFUSALS = {
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, so nothing is fetched from the hub",
+    "GatedRepoError": "its owner grants access on request; ask there, then log in (`hf auth login`, or HF_TOKEN)",
+    "RepositoryNotFoundError": "there is no such data set on the hub, or it is private and needs a token "
+    "(`hf auth login`, or HF_TOKEN)",
+    "RevisionNotFoundError": "it has no such revision",
+    "EntryNotFoundError": "it has no such file at this revision",
+}
+"""What the errors of huggingface_hub mean, by the names of their classes."""
 
 
-class WebFolder(Source):
+class WebFolder:
     """A folder on a web server.
 
     Args:
@@ -51,12 +35,20 @@ class WebFolder(Source):
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
-    def look_up(self, downloader: Downloader, name: str) -> RemoteFile:
-        """See `Source.look_up`. A web server tells no checksum."""
-        return downloader.look_up(self._address(name), name)
+    def read(self, downloader: Downloader, name: str) -> bytes:
+        """Returns the content of a small file.
+
+        Args:
+            downloader: Does the asking.
+            name: Path of the file, with forward slashes.
+
+        Raises:
+            DownloadError: There is no such file, it may not be read, or the server cannot be reached.
+        """
+        return downloader.read(self._address(name))
 
     def known(self, name: str, size: int, sha256: str) -> RemoteFile:
-        """See `Source.known`."""
+        """Returns a file whose size and checksum are known from elsewhere, without asking for it."""
         return RemoteFile(name, self._address(name), size, Checksum("sha256", sha256))
 
     def _address(self, name: str) -> str:
@@ -66,7 +58,7 @@ class WebFolder(Source):
         return self._url
 
 
-class HubDataset(Source):
+class HubDataset:
     """A data set on the hub. The first answer fixes its commit, so that all files are of one state.
 
     `HF_ENDPOINT` names a mirror, `HF_TOKEN` or `hf auth login` give a token, `HF_HUB_OFFLINE` forbids all requests: as
@@ -80,50 +72,36 @@ class HubDataset(Source):
     def __init__(self, name: str, revision: str | None = None) -> None:
         self._name, self._revision = name, revision or "main"
 
-    def look_up(self, downloader: Downloader, name: str) -> RemoteFile:
-        """See `Source.look_up`. The hub tells the SHA-256 of large files and git's SHA-1 of small ones."""
+    def look_up(self, name: str) -> RemoteFile:
+        """Asks for size and checksum of a file: the SHA-256 of large files, git's SHA-1 of small ones.
+
+        Raises:
+            DownloadError: There is no such file, it may not be read, or the hub cannot be reached.
+        """
         from huggingface_hub import get_hf_file_metadata
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            GatedRepoError,
-            HfHubHTTPError,
-            HFValidationError,
-            OfflineModeIsEnabled,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
 
         url = self._address(name)
         try:
             found = get_hf_file_metadata(url, token=None, endpoint=_endpoint(), retry_on_errors=True)
-        except OfflineModeIsEnabled as error:
-            raise DownloadError(f"{url}: HF_HUB_OFFLINE is set, so nothing is fetched from the hub") from error
-        except GatedRepoError as error:
-            raise DownloadError(
-                f"{self}: its owner grants access on request; ask there, then log in (`hf auth login`, or HF_TOKEN)"
-            ) from error
-        except RepositoryNotFoundError as error:
-            raise DownloadError(
-                f"{self}: there is no such data set on the hub, or it is private and needs a token "
-                "(`hf auth login`, or HF_TOKEN)"
-            ) from error
-        except RevisionNotFoundError as error:
-            raise DownloadError(f"{self}: it has no revision {self._revision!r}") from error
-        except EntryNotFoundError as error:
-            raise DownloadError(f"{self}: it has no file {name!r} at revision {self._revision}") from error
-        except (HfHubHTTPError, HFValidationError, OSError) as error:
-            raise DownloadError(f"{url}: {error}") from error
         except Exception as error:  # the client of the hub lets errors of the transport through, by any name
-            raise DownloadError(f"{url}: the hub cannot be reached ({type(error).__name__}: {error})") from error
-        if found.size is None or found.etag is None:
-            raise DownloadError(f"{url}: the answer names no size or no version; is HF_ENDPOINT a mirror of the hub?")
+            meaning = next((_REFUSALS[c.__name__] for c in type(error).__mro__ if c.__name__ in _REFUSALS), None)
+            raise DownloadError(f"{self}: {name!r}: {meaning or f'{type(error).__name__}: {error}'}") from error
+        etag = found.etag or ""
+        if found.size is None or not (_SHA256.fullmatch(etag) or _SHA1.fullmatch(etag)):
+            raise DownloadError(f"{url}: the answer names no size or no checksum; is HF_ENDPOINT a mirror of the hub?")
         if found.commit_hash:
             self._revision = found.commit_hash
-        return RemoteFile(name, self._address(name), found.size, _checksum(found.etag), None, _headers())
+        checksum = Checksum("sha256" if _SHA256.fullmatch(etag) else "git", etag)
+        return RemoteFile(name, self._address(name), found.size, checksum, _headers())
+
+    def read(self, downloader: Downloader, name: str) -> bytes:
+        """Returns the content of a small file; see `WebFolder.read`."""
+        file = self.look_up(name)
+        return downloader.read(file.url, file.headers)
 
     def known(self, name: str, size: int, sha256: str) -> RemoteFile:
-        """See `Source.known`."""
-        return RemoteFile(name, self._address(name), size, Checksum("sha256", sha256), None, _headers())
+        """See `WebFolder.known`."""
+        return RemoteFile(name, self._address(name), size, Checksum("sha256", sha256), _headers())
 
     def _address(self, name: str) -> str:
         from huggingface_hub import hf_hub_url
@@ -133,6 +111,9 @@ class HubDataset(Source):
     def __str__(self) -> str:
         short = self._revision[:10] if _SHA1.fullmatch(self._revision) else self._revision
         return f"{self._name} on the hub, revision {short}"
+
+
+Source = WebFolder | HubDataset
 
 
 def open_source(name: str, revision: str | None = None) -> Source:
@@ -165,9 +146,3 @@ def _headers() -> dict[str, Any]:
 
     headers: dict[str, Any] = build_hf_headers(library_name="rpl")
     return headers
-
-
-def _checksum(etag: str) -> Checksum | None:
-    if _SHA256.fullmatch(etag):
-        return Checksum("sha256", etag)
-    return Checksum("git", etag) if _SHA1.fullmatch(etag) else None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rpl.core.encoding import TextEncoder, template_markers
 from rpl.core.errors import ConfigError, MissingDependencyError, RetrieverError
 from rpl.core.hub import resolve_model_folder
 from rpl.core.records import Passage
@@ -70,6 +71,7 @@ class YesNoReranker(Reranker):
         self._lock = threading.Lock()
         self._tokenizer, self._model = _load(folder, device, precision)
         self.batch_size = batch_size or (8 if self._model.device.type == "cpu" else 64)
+        self._encoder = TextEncoder(self._tokenizer, template_markers((HEAD, BODY, TAIL), self._tokenizer))
         self._head, self._tail = self._ids(HEAD), self._ids(TAIL)
         self._room = max_tokens - len(self._head) - len(self._tail)
         if self._room < 1:
@@ -98,8 +100,9 @@ class YesNoReranker(Reranker):
 
     def _prompt(self, query: str, passage: Passage) -> list[int]:
         document = contents(passage.title, passage.text)
-        body = BODY.format(instruction=self.instruction, query=query, document=document)
-        return self._head + self._ids(body)[: self._room] + self._tail
+        parts = {"instruction": self.instruction, "query": query, "document": document}
+        body = BODY.format_map({name: self._encoder.outside(text) for name, text in parts.items()})
+        return self._head + self._encoder.encode(body)[: self._room] + self._tail
 
     def _score(self, prompts: Sequence[Sequence[int]]) -> NDArray[np.float64]:
         import torch

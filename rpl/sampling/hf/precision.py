@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rpl.policy.attention import NAME, register
+from rpl.policy.modes import evaluating
 
 
 class SamplingMode:
@@ -36,14 +37,14 @@ class SamplingMode:
     def __call__(self) -> Iterator[None]:
         """Enters evaluation mode without gradients; everything is as before afterwards."""
         model = self._model
-        training, attention = model.training, model.config._attn_implementation
+        attention = model.config._attn_implementation
         # Under an outer autocast (a trainer's), casts of weights made here would be kept: without gradient, and of
         # weights that are about to change.
         torch.clear_autocast_cache()
         try:
-            model.eval()
             model.config._attn_implementation = NAME
             with (
+                evaluating(model),
                 torch.no_grad(),
                 torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._dtype is not None),
                 self._cast_linears(),
@@ -52,7 +53,6 @@ class SamplingMode:
         finally:
             torch.clear_autocast_cache()
             model.config._attn_implementation = attention
-            model.train(training)
 
     @contextmanager
     def _cast_linears(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from rpl.core.errors import ConfigError
 from rpl.core.machine import fastest_precision
 from rpl.core.seeds import uniform
 from rpl.policy.attention import attention_kinds
+from rpl.policy.limits import positions
 from rpl.sampling.hf.cache import Access, SlotCache
 from rpl.sampling.hf.precision import SamplingMode
 from rpl.sampling.hf.slots import SlotTable, shared_length, worthwhile
@@ -79,6 +80,7 @@ class HFSampler(Sampler):
                 "use VLLMSampler"
             )
         self.model, self.tokenizer = model, tokenizer
+        self.max_positions = positions(model)
         self._detectors = {}
 
     def detector(self, stops: tuple[str, ...]) -> StopDetector:
@@ -174,10 +176,16 @@ class HFSession(TranscriptSession[_Row]):
         self._table.grow(len(homeless))
         for row in homeless:
             row.slot = self._table.take(row.number, row.tokens)
+        limit = self._sampler.max_positions
         # One column more than the longest transcript: rows without a token of their own write there.
         longest = max(
             len(row.tokens) - len(row.draft.ids) + row.draft.params.max_new_tokens for row in asked if row.draft
         )
+        if limit is not None and longest > limit:
+            raise ConfigError(
+                f"a transcript of {longest} tokens, completion included, is longer than the {limit} positions that "
+                f"{type(self._model).__name__} reads"
+            )
         self._cache.reserve(len(self._table.slots), longest + 1)
 
     def _step(self, batch: list[_Row]) -> list[tuple[int, Completion]]:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from rpl.core.errors import DownloadError
 from rpl.retrieval.fetching import downloads
-from rpl.retrieval.fetching.downloads import Downloader
-from rpl.retrieval.fetching.remote_files import Checksum, RemoteFile, arrived
+from rpl.retrieval.fetching.downloads import Checksum, Downloader, RemoteFile, arrived
 
 DATA = random.Random(0).randbytes(30_000)
 SHA = Checksum("sha256", hashlib.sha256(DATA).hexdigest())
+GIT = Checksum("git", hashlib.sha1(b"blob 30000\0" + DATA).hexdigest())
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,20 +45,16 @@ def target(tmp_path):
 
 
 class Fetch:
-    """One run of a command that fetches the file."""
+    """One run of a command that fetches the file, as a manifest describes what the server has."""
 
-    def __init__(self, server, target, checksum=None):
+    def __init__(self, server, target, checksum=None, size=None):
+        data = (server.folder / "data.bin").read_bytes()
+        checksum = checksum or Checksum("sha256", hashlib.sha256(data).hexdigest())
+        file = RemoteFile("data.bin", f"{server.url}/data.bin", len(data) if size is None else size, checksum)
         self.said, self.counted = [], 0
+        self.before = arrived(file, target)
         with Downloader(self.said.append) as downloader:
-
-            def look_up():
-                found = downloader.look_up(f"{server.url}/data.bin", "data.bin")
-                version = None if checksum else found.version
-                return RemoteFile("data.bin", found.url, found.size, checksum, version)
-
-            file = look_up()
-            self.before = arrived(file, target)
-            downloader.fetch(file, target, look_up, self.count)
+            downloader.fetch(file, target, self.count)
 
     def count(self, number):
         self.counted += number
@@ -68,15 +64,15 @@ def leftovers(target):
     return sorted(path.name for path in target.parent.iterdir())
 
 
-@pytest.mark.parametrize("checksum", [None, SHA], ids=["by version", "by checksum"])
+@pytest.mark.parametrize("checksum", [SHA, GIT], ids=["sha256", "git"])
 def test_a_file_is_fetched_once(server, target, checksum):
     assert Fetch(server, target, checksum).counted == len(DATA)
     assert target.read_bytes() == DATA
-    assert leftovers(target) == [".data.bin.origin.json", "data.bin"]
+    assert leftovers(target) == [".data.bin.origin", "data.bin"]
     sent = server.sent
     again = Fetch(server, target, checksum)
     assert (again.before, again.counted) == (len(DATA), 0)
-    assert server.sent - sent == 1  # the byte that tells the size
+    assert server.sent == sent
 
 
 def test_an_empty_file(server, target):
@@ -90,14 +86,14 @@ def test_cut_connections_are_continued(server, target):
     fetch = Fetch(server, target, SHA)
     assert target.read_bytes() == DATA
     assert fetch.counted == len(DATA)
-    assert server.sent == len(DATA) + 1
-    starts = [int(r.removeprefix("bytes=").split("-")[0]) for r in server.ranges_asked("data.bin")[2:]]
+    assert server.sent == len(DATA)
+    starts = [int(r.removeprefix("bytes=").split("-")[0]) for r in server.ranges_asked("data.bin")[1:]]
     assert starts == [7_000, 14_000, 21_000, 28_000]
 
 
 def test_a_server_that_sends_nothing_is_given_up(server, target):
     server.cut_after = 0
-    with pytest.raises(DownloadError, match=rf"data\.bin: .* \({downloads.LOOK_UP_TRIES + 1} tries\)$"):
+    with pytest.raises(DownloadError, match=rf"data\.bin: .* \({downloads.TRIES + 1} tries\)$"):
         Fetch(server, target)
     assert not target.exists()
 
@@ -120,7 +116,7 @@ def test_a_later_run_goes_on(server, target):
     fetch = Fetch(server, target)
     assert fetch.before == 9_000
     assert fetch.counted == len(DATA) - 9_000
-    assert server.sent - sent == len(DATA) - 9_000 + 1
+    assert server.sent - sent == len(DATA) - 9_000
     assert target.read_bytes() == DATA
 
 
@@ -130,7 +126,7 @@ def test_a_file_that_changed_between_runs_starts_anew(server, target):
     (server.folder / "data.bin").write_bytes(changed)
     fetch = Fetch(server, target)
     assert fetch.before == 0
-    assert any("has changed on the server since its download began" in line for line in fetch.said)
+    assert any("what is here is of another file" in line for line in fetch.said)
     assert target.read_bytes() == changed
 
 
@@ -141,30 +137,13 @@ def test_a_finished_file_that_changed_is_fetched_again(server, target):
     assert target.read_bytes() == DATA[::-1]
 
 
-def test_a_file_that_changes_on_the_way_starts_anew(server, target, monkeypatch):
-    server.cut_after, server.cuts = 9_000, 1
-    changed = DATA[::-1] + b"longer"
-
-    def swap(seconds):
-        (server.folder / "data.bin").write_bytes(changed)
-
-    monkeypatch.setattr(downloads.time, "sleep", swap)
-    fetch = Fetch(server, target)
-    assert any("has changed on the server" in line for line in fetch.said)
-    assert target.read_bytes() == changed
-    assert fetch.counted == len(changed)
-
-
-def test_a_file_that_never_stops_changing(server, target, monkeypatch):
-    server.cut_after = 9_000
-    versions = iter(range(100))
-
-    def swap(seconds):
-        (server.folder / "data.bin").write_bytes(DATA + bytes([next(versions)]))
-
-    monkeypatch.setattr(downloads.time, "sleep", swap)
-    with pytest.raises(DownloadError, match="changes again and again"):
-        Fetch(server, target)
+def test_a_file_of_another_size_than_announced_is_refused(server, target):
+    for size in (len(DATA) + 1, len(DATA) - 1):
+        with pytest.raises(DownloadError, match=rf"it has 30000 bytes, not the {size} bytes that were announced"):
+            Fetch(server, target, size=size)
+    server.lengths = False
+    with pytest.raises(DownloadError, match=r"it is longer, not the 29999 bytes that were announced"):
+        Fetch(server, target, size=len(DATA) - 1)
     assert not target.exists()
 
 
@@ -191,22 +170,6 @@ def test_going_back_and_forth_is_no_progress(server, target, monkeypatch):
         Fetch(server, target)
 
 
-def test_without_a_version_nothing_is_continued(server, target):
-    server.versions = False
-    begun(server, target)
-    fetch = Fetch(server, target)
-    assert fetch.before == 0
-    assert any("has no version to go by" in line for line in fetch.said)
-    assert target.read_bytes() == DATA
-
-
-def test_without_a_version_a_cut_starts_anew(server, target):
-    server.versions, server.cut_after, server.cuts = False, 9_000, 2
-    Fetch(server, target)
-    assert target.read_bytes() == DATA
-    assert server.ranges_asked("data.bin") == ["bytes=0-0", None, None, None]
-
-
 def test_more_than_the_file_on_disk_starts_anew(server, target):
     begun(server, target)
     partial = target.with_name(".data.bin.partial")
@@ -229,18 +192,10 @@ def test_damage_to_what_had_arrived_is_noticed(server, target):
     partial = target.with_name(".data.bin.partial")
     Fetch(server, target.with_name("other.bin"), SHA)
     partial.write_bytes(b"x" + partial.read_bytes()[1:])
-    note = target.with_name(".other.bin.origin.json")
-    target.with_name(".data.bin.origin.json").write_text(note.read_text())
     with pytest.raises(DownloadError, match="instead of"):
         Fetch(server, target, SHA)
     assert not target.exists()
     assert not partial.exists()
-
-
-def test_the_sha1_of_git(server, target):
-    value = hashlib.sha1(b"blob 30000\0" + DATA).hexdigest()
-    Fetch(server, target, Checksum("git", value))
-    assert target.read_bytes() == DATA
 
 
 def test_errors_that_pass_are_tried_again(server, target):
@@ -269,11 +224,19 @@ def test_a_wrong_range_is_never_stitched_in(server, target):
     assert target.read_bytes() == DATA
 
 
+def test_a_small_file_is_read_at_once(server):
+    server.failures = [503]
+    with Downloader(print) as downloader:
+        assert downloader.read(f"{server.url}/data.bin") == DATA
+        with pytest.raises(DownloadError, match=r"gone\.bin: HTTP 404"):
+            downloader.read(f"{server.url}/gone.bin")
+
+
 def test_a_server_that_is_not_there(target):
     with Downloader(print) as downloader, pytest.raises(DownloadError, match="tries"):
-        downloader.look_up("http://127.0.0.1:9/data.bin", "data.bin")
+        downloader.read("http://127.0.0.1:9/data.bin")
     with Downloader(print) as downloader, pytest.raises(DownloadError, match="ftp://"):
-        downloader.look_up("ftp://127.0.0.1/data.bin", "data.bin")
+        downloader.read("ftp://127.0.0.1/data.bin")
 
 
 def test_a_silent_server_counts_as_cut(server, target, monkeypatch):
@@ -284,13 +247,13 @@ def test_a_silent_server_counts_as_cut(server, target, monkeypatch):
     with pytest.raises(DownloadError, match="ReadTimeout"):
         Fetch(server, target)
     assert time.monotonic() - started < 1.5
-    assert arrived(RemoteFile("data.bin", "", len(DATA), None, None), target) == 0
+    assert arrived(RemoteFile("data.bin", "", len(DATA), SHA), target) == 0
 
 
-def test_a_size_that_is_not_said_is_refused(server, target):
+def test_a_server_that_says_no_size_may_send_what_was_announced(server, target):
     server.lengths = server.ranges = False
-    with pytest.raises(DownloadError, match="does not say how large"):
-        Fetch(server, target)
+    Fetch(server, target)
+    assert target.read_bytes() == DATA
 
 
 def test_a_full_disk_keeps_what_has_arrived(server, target, monkeypatch):
@@ -313,9 +276,9 @@ def test_a_full_disk_keeps_what_has_arrived(server, target, monkeypatch):
 def test_the_rate_is_measured(server):
     (server.folder / "large.bin").write_bytes(bytes(1 << 20))
     with Downloader(print) as downloader:
-        large = downloader.look_up(f"{server.url}/large.bin", "large.bin")
+        large = RemoteFile("large.bin", f"{server.url}/large.bin", 1 << 20, SHA)
         assert downloader.rate(large) > 1e6
-        assert downloader.rate(downloader.look_up(f"{server.url}/data.bin", "data.bin")) is None
+        assert downloader.rate(RemoteFile("data.bin", f"{server.url}/data.bin", len(DATA), SHA)) is None
         server.failures = [500]
         assert downloader.rate(large) is None
 
@@ -339,16 +302,15 @@ def shared_server(tmp_path_factory):
 
 
 @settings(max_examples=12)
-@given(runs=st.lists(RUN, min_size=1, max_size=3), by_checksum=st.booleans())
-def test_whatever_fails_in_whatever_order_nothing_wrong_gets_the_name(shared_server, runs, by_checksum):
+@given(runs=st.lists(RUN, min_size=1, max_size=3))
+def test_whatever_fails_in_whatever_order_nothing_wrong_gets_the_name(shared_server, runs):
     server, target = shared_server, shared_server.folder / "work" / "data.bin"
     for run in [*runs, {**runs[-1], "cut_after": None, "failures": []}]:
         (server.folder / "data.bin").write_bytes(run["content"])
         for name, value in run.items():
             setattr(server, name, list(value) if name == "failures" else value)
-        checksum = Checksum("sha256", hashlib.sha256(run["content"]).hexdigest()) if by_checksum else None
         try:
-            Fetch(server, target, checksum)
+            Fetch(server, target)
         except DownloadError:
             continue
         assert target.read_bytes() == run["content"]
@@ -359,16 +321,18 @@ def test_whatever_fails_in_whatever_order_nothing_wrong_gets_the_name(shared_ser
 SCRIPT = """
 import sys
 from pathlib import Path
-from rpl.retrieval.fetching.downloads import Downloader
+from rpl.retrieval.fetching.downloads import Checksum, Downloader, RemoteFile
+url, target, size, checksum = sys.argv[1:]
 with Downloader(print) as downloader:
-    look_up = lambda: downloader.look_up(sys.argv[1], "data.bin")
-    downloader.fetch(look_up(), Path(sys.argv[2]), look_up, lambda n: None)
+    file = RemoteFile("data.bin", url, int(size), Checksum("sha256", checksum))
+    downloader.fetch(file, Path(target), lambda n: None)
 """
 
 
 def test_a_killed_process_is_continued(server, target):
     server.pause = 0.05
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, f"{server.url}/data.bin", str(target)])
+    arguments = [f"{server.url}/data.bin", str(target), str(len(DATA)), SHA.value]
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments])
     partial = target.with_name(".data.bin.partial")
     deadline = time.monotonic() + 20
     while not (partial.exists() and partial.stat().st_size >= 5_000) and time.monotonic() < deadline:

@@ -200,8 +200,7 @@ def hub_file(hub, name, data, dataset=f"{OWNER}/things"):
 @pytest.mark.parametrize("size", [50, 5_000], ids=["in git", "large"])
 def test_the_hub_tells_sizes_and_checksums(hub, size):
     data = b"x" * size
-    with Downloader(print) as downloader:
-        file = hub_file(hub, "a.bin", data).look_up(downloader, "a.bin")
+    file = hub_file(hub, "a.bin", data).look_up("a.bin")
     assert file.size == size
     state = file.checksum.start(size)
     state.update(data)
@@ -215,8 +214,8 @@ def test_a_token_goes_to_the_hub_and_not_to_its_store(hub, tmp_path, monkeypatch
     source = hub_file(hub, "a.bin", b"x" * 5_000)
     with serving(hub.folder) as store, Downloader(print) as downloader:
         hub.store, store.cut_after, store.cuts = store.url, 3_000, 1
-        file = source.look_up(downloader, "a.bin")
-        downloader.fetch(file, tmp_path / "a.bin", lambda: file, lambda n: None)
+        file = source.look_up("a.bin")
+        downloader.fetch(file, tmp_path / "a.bin", lambda n: None)
     assert (tmp_path / "a.bin").read_bytes() == b"x" * 5_000
     assert {headers.get("Authorization") for _, _, headers in hub.asked} == {"Bearer hf_secret"}
     assert store.ranges_asked("a.bin") == [None, "bytes=3000-"]
@@ -226,7 +225,7 @@ def test_a_token_goes_to_the_hub_and_not_to_its_store(hub, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("dataset", "name", "change", "message"),
     [
-        (f"{OWNER}/things", "b.bin", {}, r"things on the hub, revision main: it has no file 'b\.bin'"),
+        (f"{OWNER}/things", "b.bin", {}, r"things on the hub, revision main: 'b\.bin': it has no such file"),
         ("nobody/nothing", "a.bin", {}, "there is no such data set on the hub, or it is private and needs a token"),
         (f"{OWNER}/things", "a.bin", {"gated": True}, "its owner grants access on request"),
         (f"{OWNER}/things", "a.bin", {"failures": [404]}, "HTTP|404|not found"),
@@ -236,20 +235,20 @@ def test_what_the_hub_refuses(hub, dataset, name, change, message):
     hub_file(hub, "a.bin", b"x")
     for key, value in change.items():
         setattr(hub, key, value)
-    with Downloader(print) as downloader, pytest.raises(DownloadError, match=message):
-        HubDataset(dataset).look_up(downloader, name)
+    with pytest.raises(DownloadError, match=message):
+        HubDataset(dataset).look_up(name)
 
 
 def test_an_unknown_revision(hub):
     hub_file(hub, "a.bin", b"x")
-    with Downloader(print) as downloader, pytest.raises(DownloadError, match="it has no revision 'v9'"):
-        HubDataset(f"{OWNER}/things", "v9").look_up(downloader, "a.bin")
+    with pytest.raises(DownloadError, match=r"things on the hub, revision v9: 'a\.bin': it has no such revision"):
+        HubDataset(f"{OWNER}/things", "v9").look_up("a.bin")
 
 
 def test_offline_mode_is_obeyed(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with Downloader(print) as downloader, pytest.raises(DownloadError, match="HF_HUB_OFFLINE is set"):
-        hub_file(hub, "a.bin", b"x").look_up(downloader, "a.bin")
+    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE is set"):
+        hub_file(hub, "a.bin", b"x").look_up("a.bin")
     assert hub.asked == []
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from rpl.core.records import Question, Rollout
-from rpl.modules.metrics import (
+from rpl.modules.parts.question_metrics import (
     AllGold,
     EvidenceF1,
     EvidencePrecision,

@@ -1,0 +1,110 @@
+"""Text from outside to token ids: never a control token, never a marker of the template, in any tokenizer.
+
+Passages, titles, questions, queries, printed text and error messages are data. Were `<|im_end|>` in a passage encoded
+as the token of that name, the passage could end its turn and write the policy's answer. What counts as a control token
+is not read from a flag or a list: it is *every* token that was added to the tokenizer's vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rpl.core.errors import ConfigError
+
+_BRACKETED = re.compile(r"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,60}\]")
+_EMPTY_BLOCK = re.compile(r"<([\w-]+)>\s*</\1>")  # such as `<think></think>`: the policy may write these two as well
+_SHORTEST_MARKER = 3
+
+
+class TextEncoder:
+    """Encodes text from outside. Safe to call from several threads at once.
+
+    Args:
+        tokenizer: A fast tokenizer of transformers.
+        markers: Texts by which the template in use tells turns apart; see `template_markers`. Those that are ordinary
+            text to the tokenizer, such as `[INST]`, are broken up by `outside`.
+
+    Raises:
+        ConfigError: The tokenizer is not a fast one.
+    """
+
+    def __init__(self, tokenizer: Any, markers: Iterable[str] = ()) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(
+                f"the tokenizer {name_of(tokenizer)} is not a fast one (a tokenizer.json): text from outside could "
+                "not be kept apart from its control tokens"
+            )
+        added = tokenizer.get_added_vocab()
+        self.added_ids = frozenset(added.values())
+        self._plain_markers = tuple(marker for marker in markers if marker not in added)
+        self._plain = _without_added_tokens(backend)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, none of them of an added token."""
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        if self.added_ids.isdisjoint(ids):
+            return ids
+        # The tokenizer's model knows the string of an added token as a piece of its own: it is encoded in two parts.
+        found: list[int] = []
+        for id_, (start, end) in zip(ids, encoding.offsets, strict=True):
+            if id_ not in self.added_ids:
+                found.append(id_)
+            elif end - start > 1:
+                found += self.encode(text[start : start + 1]) + self.encode(text[start + 1 : end])
+            elif text != "?":  # an unknown character, to a tokenizer that has no token for its bytes
+                found += self.encode("?")
+        return found
+
+    def outside(self, text: str) -> str:
+        """Returns a text with a space inside each marker of the template that the tokenizer reads as ordinary text."""
+        for marker in self._plain_markers:
+            while marker in text:
+                text = text.replace(marker, f"{marker[:1]} {marker[1:]}")
+        return text
+
+
+def template_markers(pieces: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
+    """Returns the texts by which a template tells turns apart, longest first.
+
+    Args:
+        pieces: What the template writes around and between the contents of turns.
+        tokenizer: Its added tokens are markers wherever they occur; of the text between them, whatever stands in
+            angle or square brackets, and the rest of a line that has letters as well as punctuation (`### User:`).
+    """
+    added = sorted((token for token in tokenizer.get_added_vocab() if token.strip()), key=len, reverse=True)
+    found: dict[str, None] = {}
+    for piece in pieces:
+        rest = _EMPTY_BLOCK.sub("\n", piece)
+        for token in added:
+            if token in rest:
+                found[token] = None
+                rest = rest.replace(token, "\n")
+        for line in rest.splitlines():
+            found |= dict.fromkeys(bracketed(line))
+            text = _BRACKETED.sub("", line).strip()
+            if len(text) >= _SHORTEST_MARKER and any(map(str.isalnum, text)) and re.search(r"[^\w\s]", text):
+                found[text] = None
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def bracketed(text: str) -> list[str]:
+    """Returns what stands in angle or square brackets without white space, brackets included."""
+    return _BRACKETED.findall(text)
+
+
+def name_of(tokenizer: Any) -> str:
+    """Returns where a tokenizer came from, for messages."""
+    return str(getattr(tokenizer, "name_or_path", "") or "that was given")
+
+
+def _without_added_tokens(backend: Any) -> Any:
+    from tokenizers import Tokenizer
+
+    settings = json.loads(backend.to_str())
+    settings |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    return Tokenizer.from_str(json.dumps(settings))

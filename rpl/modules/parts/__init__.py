@@ -1,0 +1,1 @@
+"""What a module is put together from: the model, the rollout engine, the evaluator, and what they share."""
