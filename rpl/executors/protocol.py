@@ -27,7 +27,7 @@ LOCAL = frozenset(PRIMITIVES) - REMOTE
 MAX_LINE_BYTES = 16 * 2**20
 """Longest message the parent accepts; it holds the most a program may print, escaped."""
 
-MAX_STRUCTURE_BYTES = 2 * 2**20
+MAX_STRUCTURE_BYTES = 2**20
 """Most bytes of a message outside its texts: what a parser turns into objects, at up to 60 times the size."""
 
 MAX_PRINTED_CHARS = 1_000_000
@@ -35,6 +35,10 @@ MAX_PRINTED_CHARS = 1_000_000
 
 MAX_PRINTED_ITEMS = 2_000
 """Items one program may print before it fails with `budget_printed`."""
+
+MAX_LISTED = 40_000
+"""Passages, counted with repeats, that one program may hand to primitives in lists, or get from those that it
+computes by itself."""
 
 _TEXTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")

@@ -71,6 +71,10 @@ class HostileWorker(Worker):
         """Takes anything; what the parent says must be JSON."""
         json.dumps(message)
 
+    def processor_s(self) -> float | None:
+        """Nothing is known of it."""
+        return None
+
     def close(self) -> None:
         """Closes the pipe."""
         os.close(self._out)

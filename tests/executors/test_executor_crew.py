@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from rpl.core.errors import ExecutorError
 from rpl.executors.parent.threads import IDLE_S, Crew, LeftBehind, Task
 
 
@@ -162,3 +163,29 @@ def test_threads_without_work_end_and_fresh_ones_take_over(crew):
         assert crew.run(steps, 1.0) == [0, 1, 2]
         time.sleep(IDLE_S)
     assert len({step.thread for step in steps} | {first.thread}) > 1
+
+
+def test_where_no_thread_can_be_had_there_is_a_typed_error_and_no_hang(crew, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            with pytest.raises(ExecutorError, match="cannot start a thread: can't start new thread"):
+                crew.run([Step(1), Step(2)], 1.0)
+    assert crew.run([Step(n) for n in range(5)], 1.0) == list(range(5))
+
+
+def test_one_thread_does_the_work_where_a_second_cannot_be_had(crew, monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def refuse_all_but_one(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_all_but_one)
+    assert crew.run([Step(n) for n in range(5)], 1.0) == list(range(5))
+    assert len(started) == 1

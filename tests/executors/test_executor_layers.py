@@ -20,6 +20,7 @@ from rpl.executors.base import ExecutionLimits
 from rpl.executors.isolation import landlock
 from rpl.executors.isolation.kernel import LayerMissing
 from rpl.executors.isolation.layers import LAYERS, missing, unknown
+from rpl.executors.parent import process as process_module
 from rpl.executors.parent.pool import WorkerPool
 from rpl.executors.parent.process import Worker
 from rpl.executors.parent.sandbox import SandboxExecutor
@@ -258,6 +259,51 @@ def test_a_worker_that_was_taken_over_only_ends_itself(name):
     assert not session.items
     assert time.monotonic() - started < 2.0
     worker.kill()
+
+
+# Messages that are well formed, as large as they can be, and would be kept.
+FUSE = "{'call': 'fuse', 'args': {'lists': [[]] * %d, 'k': None}, 'result_ids': [], 'line': 1}"
+HOARDS = {
+    "empty lists": f"journal = [{FUSE % 300_000}]",
+    "lists in many calls": f"journal = [{FUSE % 101}] * 30",
+    "prints": "journal = [{'part': ''}] * 300_000",
+    "lines": "journal = [{'text': ''}] * 3_000",
+}
+
+
+@pytest.mark.parametrize("name", HOARDS)
+def test_a_worker_that_was_taken_over_cannot_fill_the_parent(name):
+    worker = Worker(START, RAW)
+    source = f"{HOARDS[name]}\nhost.journal = journal\nhost.send({{'type': 'done', 'error': None, 'fuel': 1}})"
+    session = run(worker, source)
+    assert session.error.kind == "worker_died", session.error
+    assert len(session.calls) == 0
+    assert len(session.items) <= 2_000
+    worker.kill()
+
+
+def test_ids_that_a_worker_sends_are_bounded_over_all_its_messages(library):
+    args = "{'query': 'q', 'passages': ['p0'] * 9_999, 'k': None}"
+    send = f"host.send({{'type': 'call', 'name': 'rerank', 'args': {args}, 'line': 1}})"
+    search = "host.send({'type': 'call', 'name': 'bm25', 'args': {'query': 'q', 'k': 1}, 'line': 1})"
+    read = "host.reader.readline()"
+    source = f"{search}\n{read}\nfor i in range(9):\n    {send}\n    {read}"
+    worker = Worker({**START, "memory_mb": 256}, RAW)
+    session = Session(worker, LibraryService(library, 0), ExecutionLimits(passages=10**6))
+    session.run(source, "")
+    worker.kill()
+    assert session.error.kind == "worker_died"
+    assert "more passages than it may" in session.error.message
+    assert len(session.calls) == 5
+
+
+def test_a_message_that_takes_long_to_read_does_not_outlast_the_limit(monkeypatch):
+    worker = Worker(START, RAW)
+    decode = process_module.decode
+    monkeypatch.setattr(process_module, "decode", lambda line: time.sleep(0.6) or decode(line))
+    session = run(worker, "pass", wall_s=0.5)
+    worker.kill()
+    assert session.error.kind == "timeout"
 
 
 @pytest.mark.parametrize("code", ["os.close(1)", "os.close(0)", "pass"])

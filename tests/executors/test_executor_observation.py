@@ -48,10 +48,46 @@ def test_a_repeated_passage_is_shown_once_and_is_not_omitted():
 
 
 def test_the_first_item_that_does_not_fit_ends_the_observation():
-    items = [passage(1), passage(2, "long " * 50), "short"]
+    items = [passage(1), passage(2, "long " * 20), "short"]
     seen = build_observation(items, None, 30, count_words)
     assert seen.text == "[p1] T1: Some text.\n(2 more did not fit)"
     assert (seen.printed_ids, seen.omitted) == (("p1",), 2)
+
+
+def test_an_item_that_could_never_fit_is_skipped_by_name_and_later_ones_stand():
+    items = [passage(1, "long " * 50), passage(2), "x " * 50, "n = 3"]
+    seen = build_observation(items, None, 40, count_words)
+    assert seen.text.splitlines() == [
+        "(passage p1 is too long to be shown)",
+        "[p2] T2: Some text.",
+        "(a text of 100 characters is too long to be shown)",
+        "n = 3",
+    ]
+    assert (seen.printed_ids, seen.omitted) == (("p2",), 2)
+    assert seen.tokens == count_words(seen.text) <= 40
+
+
+def test_what_could_never_fit_beside_the_error_is_skipped_too():
+    error = TraceError("runtime", "boom", 3)
+    seen = build_observation([passage(1, "long " * 20), "n"], error, 30, count_words)
+    assert seen.text == "(passage p1 is too long to be shown)\nn\nError on line 3: boom"
+    name = build_observation([Passage("a\nb" * 50, "", "x " * 90)], None, 80, count_words).text
+    assert "\n" not in name
+    assert len(name) < 100
+
+
+@pytest.mark.parametrize("item", ["a" * 900_000, "\U0001f600" * 900_000, " " * 900_000, "ab " * 300_000])
+def test_no_more_is_tokenized_than_the_budget_could_show(item):
+    counted = []
+
+    def count(text):
+        counted.append(len(text))
+        return (len(text.encode()) + 7) // 8  # the longest tokens of real vocabularies have some more characters
+
+    for items in ([item], [item, "short"], [item[i : i + 500] for i in range(0, len(item), 500)]):
+        counted.clear()
+        build_observation(items, TraceError("runtime", "boom", 1), 512, count)
+        assert sum(counted) < 60 * 8 * 512  # not a tenth of what was printed
 
 
 def test_all_may_fit_where_all_but_one_do_not():

@@ -40,6 +40,9 @@ class FakeWorker:
     def send(self, message, deadline):
         self.sent.append(message)
 
+    def processor_s(self):
+        return None
+
     def receive(self, deadline):
         return self.messages.pop(0)
 
@@ -102,7 +105,7 @@ def test_scores_of_any_number_type_can_be_sent():
 
 def test_an_honest_worker_is_understood(library):
     made = session(library, CALL, {**DONE, "journal": [{"text": "hi"}, {"passage": "p1"}, UNIQUE]})
-    assert (made.error, made.interrupted, made.fuel) == (None, False, 3)
+    assert (made.error, made.interrupted, made.fuel) == (None, "", 3)
     assert made.items == ["hi", library.passage(1, 0.5, 1)]
     assert [call.name for call in made.calls] == ["bm25", "unique"]
 

@@ -286,7 +286,7 @@ def test_a_worker_that_was_killed_from_outside_is_no_fault_of_the_program(make_e
     assert (trace.error, trace.printed_ids) == (None, ("p0",))
 
 
-def test_a_program_that_always_ends_its_worker_is_at_fault(make_executor, library):
+def test_a_worker_that_was_killed_twice_voids_the_run(make_executor, library):
     executor = make_executor()
 
     def kill_always(name, args):
@@ -299,9 +299,59 @@ def test_a_program_that_always_ends_its_worker_is_at_fault(make_executor, librar
     executor._pool._take = lambda: made.append((worker := take()).process) or worker
     library.call = kill_always
     trace = executor.run(SEED_PROGRAM, "q")
-    assert trace.error.kind == "worker_died"
-    assert trace.error.message == "the program brought its worker down: it ended (SIGKILL)"
+    assert trace.infra_error == "the sandbox was disturbed twice: it ended (SIGKILL)"
+    assert (trace.error, trace.observation) == (None, "")
     assert len(made) == 2
+
+
+def test_a_worker_that_was_stopped_is_no_fault_of_the_program(make_executor):
+    executor = make_executor(wall_s=0.5)
+    executor.run("x = 1", "q")
+    (worker,) = executor._pool._idle
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    trace = executor.run("print('honest')", "q")
+    assert (trace.error, trace.infra_error, trace.observation) == (None, None, "honest")
+
+
+def test_workers_that_are_always_stopped_void_the_run(make_executor):
+    executor = make_executor(wall_s=0.5)
+    take = executor._pool._take
+    executor._pool._take = lambda: os.kill((worker := take()).process.pid, signal.SIGSTOP) or worker
+    trace = executor.run("print('honest')", "q")
+    assert trace.error is None
+    assert trace.infra_error.startswith(
+        "the sandbox was disturbed twice: a worker was stopped or starved: it had 0.0 s"
+    )
+
+
+def test_a_text_that_is_too_long_is_refused_without_a_worker(make_executor, monkeypatch):
+    executor = make_executor(source_chars=4_000)
+    monkeypatch.setattr(executor._pool, "_take", lambda: pytest.fail("a worker was asked for"))
+    trace = executor.run("x = 1\n" * 1_000_000, "q")
+    assert trace.error.kind == "budget_source"
+    assert trace.observation == "Error: the program has 6,000,000 characters; the limit is 4,000"
+
+
+def test_what_a_program_printed_does_not_hold_up_others(make_executor):
+    executor = make_executor(workers=2)
+    both = threading.Barrier(2, timeout=60)
+    marked = []
+
+    def count(text):
+        if "meet" in text and not marked.count(threading.get_ident()):
+            marked.append(threading.get_ident())
+            both.wait()  # both count at the same time, or this fails
+        return len(text.split())
+
+    executor.connect(count)
+    traces = executor.run_many([("print('meet')", "q")] * 2)
+    assert [trace.observation for trace in traces] == ["meet", "meet"]
+
+
+def test_the_time_of_counting_tokens_is_part_of_the_seconds(make_executor):
+    executor = make_executor()
+    executor.connect(lambda text: time.sleep(0.2 * bool(text)) or 1)
+    assert executor.run("print('a')", "q").seconds >= 0.2
 
 
 def test_a_dead_idle_worker_is_replaced(make_executor):

@@ -38,6 +38,8 @@ OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, sign
 MAIN_MODULE = "rpl.executors.runtime.worker"
 """The main module of worker processes: its `main()` takes over the standard streams and serves."""
 
+_PROCESSOR_CLOCK = 2  # how Linux names the clock of another process: see clock_getcpuclockid(3)
+
 _MAIN = "import sys; sys.path[:0] = sys.argv[2:]; import importlib; importlib.import_module(sys.argv[1]).main()"
 
 
@@ -121,6 +123,13 @@ class Worker:
         """Whether the process runs and belongs to this process (not to the parent of a fork)."""
         return self.owner == os.getpid() and self.process.poll() is None
 
+    def processor_s(self) -> float | None:
+        """Returns the processor time that the process has used, in seconds; `None` where the system does not tell."""
+        try:
+            return time.clock_gettime((~self.process.pid << 3) | _PROCESSOR_CLOCK)
+        except OSError:
+            return None
+
     def send(self, message: Mapping[str, Any], deadline: float) -> None:
         """Sends a message; the worker must not have sent one that nobody asked for.
 
@@ -169,9 +178,12 @@ class Worker:
             chunks.append(chunk)
         line, _, self._buffer = b"".join(chunks).partition(b"\n")
         try:
-            return decode(line)
+            message = decode(line)
         except ValueError as error:
             raise WorkerGone(f"its message is not JSON that the protocol allows ({error})"[:300]) from error
+        if time.monotonic() > deadline:  # a message may be made so that it takes long to read
+            raise WorkerTimeout
+        return message
 
     def _ended(self, deadline: float) -> WorkerGone:
         patience = min(1.0, max(0.1, deadline - time.monotonic()))  # one that closed its pipes may not have ended

@@ -12,7 +12,7 @@ from typing import Any
 from rpl.core.records import Passage, TraceError
 from rpl.executors.parent.process import WorkerGone
 from rpl.executors.protocol import clean
-from rpl.programs.primitives import MAX_ID_CHARS, PRIMITIVES, Argument, Kind
+from rpl.programs.primitives import MAX_ID_CHARS, MAX_LISTS, PRIMITIVES, Argument, Kind
 from rpl.retrieval.base import MAX_K, MAX_QUERY_CHARS
 
 MAX_ERROR_CHARS = 1_000
@@ -26,6 +26,20 @@ MAX_LINE = 10_000_000
 
 Known = Mapping[str, Passage]
 """The passages that a run fetched, by id."""
+
+
+def length(name: str, args: Any) -> int:
+    """Returns how many passages and lists the arguments of a call hold, before anything is made of them.
+
+    Raises:
+        WorkerGone: There are more lists than one call takes.
+    """
+    lists = [value for value in args.values() if type(value) is list] if type(args) is dict else []
+    if PRIMITIVES[name].named("lists"):
+        if any(len(each) > MAX_LISTS for each in lists[:1]):
+            raise WorkerGone(f"its call of {name} holds more than {MAX_LISTS} lists")
+        lists += [each for value in lists for each in value if type(each) is list]
+    return sum(map(len, lists))
 
 
 def arguments(name: str, args: Any, known: Known) -> dict[str, Any]:

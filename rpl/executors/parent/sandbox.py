@@ -33,7 +33,6 @@ NOT covered:
 from __future__ import annotations
 
 import re
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -41,14 +40,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rpl.core.errors import ConfigError, ExecutorError
-from rpl.core.records import Trace
+from rpl.core.records import Trace, TraceError
 from rpl.executors.base import ExecutionLimits, Executor, TokenCounter
 from rpl.executors.isolation.layers import unknown
 from rpl.executors.parent.observation import build_observation
 from rpl.executors.parent.pool import WorkerPool
 from rpl.executors.parent.service import LibraryService
-from rpl.executors.parent.session import Session
+from rpl.executors.parent.session import Result, Session
 from rpl.executors.parent.threads import Crew, Task
+from rpl.executors.runtime.values import source_error
 
 if TYPE_CHECKING:
     from rpl.retrieval.library.library import Library
@@ -97,7 +97,6 @@ class SandboxExecutor(Executor):
         self.infra_retries = infra_retries
         self._service: LibraryService | None = None
         self._count_tokens: TokenCounter = count_words
-        self._count_lock = threading.Lock()  # fast tokenizers do not like to be shared by threads
         start = {
             "type": "start",
             "wall_s": limits.wall_s,
@@ -122,7 +121,8 @@ class SandboxExecutor(Executor):
         self._service = LibraryService(library, self.infra_retries)
 
     def connect(self, count_tokens: TokenCounter) -> None:
-        """See `Executor.connect`."""
+        """See `Executor.connect`; programs that run at once count at once."""
+        count_tokens("")  # a fast tokenizer allows that unless an option of it changes meanwhile; this sets the option
         self._count_tokens = count_tokens
 
     def run_many(self, jobs: Sequence[tuple[str, str]]) -> list[Trace]:
@@ -140,12 +140,12 @@ class SandboxExecutor(Executor):
         """See `Executor.close`."""
         _close(self._crew, self._pool)
 
-    def _trace(self, source: str, session: Session, seconds: float) -> Trace:
-        calls = tuple(session.calls)
-        if session.infra_error is not None:
-            return Trace(source, "", calls=calls, infra_error=session.infra_error, seconds=seconds)
-        with self._count_lock:
-            seen = build_observation(session.items, session.error, self.limits.printed_tokens, self._count_tokens)
+    def _trace(self, source: str, result: Result, started: float) -> Trace:
+        calls = tuple(result.calls)
+        if result.infra_error is not None:
+            seconds = time.monotonic() - started
+            return Trace(source, "", calls=calls, infra_error=result.infra_error, seconds=seconds)
+        seen = build_observation(result.items, result.error, self.limits.printed_tokens, self._count_tokens)
         return Trace(
             source=source,
             observation=seen.text,
@@ -153,9 +153,9 @@ class SandboxExecutor(Executor):
             printed_tokens=seen.tokens,
             omitted=seen.omitted,
             calls=calls,
-            error=session.error,
-            fuel=session.fuel,
-            seconds=seconds,
+            error=result.error,
+            fuel=result.fuel,
+            seconds=time.monotonic() - started,
         )
 
 
@@ -165,7 +165,7 @@ class _Run(Task[Trace]):
         service: LibraryService,
         pool: WorkerPool,
         limits: ExecutionLimits,
-        trace: Callable[[str, Session, float], Trace],
+        trace: Callable[[str, Result, float], Trace],
         source: str,
         question: str,
     ) -> None:
@@ -179,16 +179,24 @@ class _Run(Task[Trace]):
         self._started = 0.0
 
     def work(self) -> Trace:
-        self._started = time.monotonic()
-        try:
-            session = self._attempt()
-            if session.interrupted:
-                session = (
-                    self._attempt()
-                )  # something outside ended the worker; if that was no accident, it does so again
-        except ExecutorError as error:
-            return Trace(self._source, "", infra_error=str(error), seconds=time.monotonic() - self._started)
-        return self._trace(self._source, session, time.monotonic() - self._started)
+        started = self._started = time.monotonic()
+        result = Result(error=self._too_long())
+        if result.error is None:
+            try:
+                result = self._attempt()
+                if result.interrupted:  # something outside ended or stopped the worker
+                    result = self._attempt()
+                if result.interrupted:
+                    result.infra_error = f"the sandbox was disturbed twice: {result.interrupted}"
+            except ExecutorError as error:
+                result = Result(infra_error=str(error))
+        return self._trace(self._source, result, started)
+
+    def _too_long(self) -> TraceError | None:
+        if len(self._source) <= self._limits.source_chars:
+            return None
+        error = source_error(len(self._source), self._limits.source_chars)
+        return TraceError(error.kind, error.message)
 
     @property
     def look_at(self) -> float:
@@ -199,7 +207,7 @@ class _Run(Task[Trace]):
         if session is None or not session.give_up():
             return None
         session.worker.kill()
-        return self._trace(self._source, session, time.monotonic() - self._started)
+        return self._trace(self._source, session, self._started)
 
     def _attempt(self) -> Session:
         with self._pool.lend() as worker:

@@ -18,30 +18,43 @@ from rpl.executors.parent import requests
 from rpl.executors.parent.process import Worker, WorkerGone, WorkerTimeout
 from rpl.executors.parent.service import LibraryService, ServiceTimeout
 from rpl.executors.parent.threads import LeftBehind
-from rpl.executors.protocol import LOCAL, MAX_PRINTED_CHARS, MAX_PRINTED_ITEMS, REMOTE, clean, pack_passages
-from rpl.programs.primitives import PRIMITIVES
+from rpl.executors.protocol import LOCAL, MAX_LISTED, MAX_PRINTED_CHARS, MAX_PRINTED_ITEMS, REMOTE, clean, pack_passages
+
+STARVED = 0.9
+"""A program is not blamed for a timeout if its worker was without processor time for this share of the limit: what is
+left is more than the fuel of a program pays for."""
 
 
-@dataclass
-class Session:
+@dataclass(kw_only=True)
+class Result:
     """What one run did so far.
 
     Attributes:
+        items: What it printed: passages, and lines of text.
+        interrupted: How something outside ended or stopped the worker, so that nothing is known about the program.
+    """
+
+    items: list[Passage | str] = field(default_factory=list)
+    calls: list[PrimitiveCall] = field(default_factory=list)
+    error: TraceError | None = None
+    infra_error: str | None = None
+    fuel: int = 0
+    interrupted: str = ""
+
+
+@dataclass
+class Session(Result):
+    """One run of one program.
+
+    Attributes:
         retire: Whether the worker must not be used again.
-        interrupted: Whether something outside ended the worker, so that nothing is known about the program.
         look_at: When the run, or the primitive that is being served, must be over; on the monotonic clock, in seconds.
     """
 
     worker: Worker
     service: LibraryService
     limits: ExecutionLimits
-    items: list[Passage | str] = field(default_factory=list)
-    calls: list[PrimitiveCall] = field(default_factory=list)
-    error: TraceError | None = None
-    infra_error: str | None = None
-    fuel: int = 0
     retire: bool = False
-    interrupted: bool = False
     look_at: float = float("inf")
     _known: dict[str, Passage] = field(default_factory=dict)
     _fetched: int = 0
@@ -49,6 +62,8 @@ class Session:
     _prints: int = 0
     _chars: int = 0
     _ids: int = 0
+    _waited: float = 0.0
+    _processor_s: float | None = None
     _deadline: float = float("inf")
     _serving: str = ""
     _since: float = 0.0
@@ -57,17 +72,18 @@ class Session:
 
     def run(self, source: str, question: str) -> None:
         """Runs a program to its end or to the deadline, whichever comes first; never raises for what it does."""
-        self.look_at = self._deadline = deadline = time.monotonic() + self.limits.wall_s
+        self.look_at = self._deadline = time.monotonic() + self.limits.wall_s
+        self._processor_s = self.worker.processor_s()
         try:
-            self.worker.send({"type": "job", "source": source, "question": question}, deadline)
-            while (message := self.worker.receive(deadline)).get("type") == "call":
+            self._send({"type": "job", "source": source, "question": question})
+            while (message := self._receive()).get("type") == "call":
                 self._read_journal(message)
-                self.worker.send(self._serve(message), deadline)
+                self._send(self._serve(message))
             self._finish(message)
         except WorkerTimeout:
             self._run_out()
         except WorkerGone as error:
-            self.interrupted = error.outside
+            self.interrupted = str(error) if error.outside else ""
             self._fail(WorkerDied.kind, f"the program brought its worker down: {error}")
         except RetrieverError as error:
             self.infra_error = f"retrieval failed: {error}"
@@ -93,7 +109,25 @@ class Session:
         self._end_line()
         return True
 
+    def _send(self, message: dict[str, Any]) -> None:
+        since = time.monotonic()
+        try:
+            self.worker.send(message, self._deadline)
+        finally:
+            self._waited += time.monotonic() - since
+
+    def _receive(self) -> dict[str, Any]:
+        since = time.monotonic()
+        try:
+            return self.worker.receive(self._deadline)
+        finally:
+            self._waited += time.monotonic() - since
+
     def _run_out(self) -> None:
+        before, now = self._processor_s, self.worker.processor_s()
+        if before is not None and now is not None and self._waited - (now - before) > STARVED * self.limits.wall_s:
+            used = f"{now - before:.1f} s of processor time in {self._waited:.1f} s"
+            self.interrupted = f"a worker was stopped or starved: it had {used}"
         self._fail(ProgramTimeout.kind, f"the program ran longer than {self.limits.wall_s:g} s and was stopped")
 
     def _fail(self, kind: str, message: str) -> None:
@@ -105,6 +139,7 @@ class Session:
         over = len(self.calls) >= self.limits.calls or self._fetched > self.limits.passages
         if type(name) is not str or name not in REMOTE or over:
             raise WorkerGone("it asked for a call that it may not make")
+        self._count_ids(requests.length(name, message.get("args")))
         args = requests.arguments(name, message.get("args"), self._known)
         line = requests.line_number(message.get("line"))
         started = self._since = time.monotonic()
@@ -158,6 +193,8 @@ class Session:
         if type(journal) is not list:
             raise WorkerGone("its message has no journal")
         for entry in journal:
+            if time.monotonic() > self._deadline:
+                raise WorkerTimeout
             match entry:
                 case {"text": str(text), **more} if not more:
                     self._count_print(len(text))
@@ -181,6 +218,11 @@ class Session:
         if self._prints > MAX_PRINTED_ITEMS or self._chars > MAX_PRINTED_CHARS:
             raise WorkerGone("it printed more than it may")
 
+    def _count_ids(self, number: int) -> None:
+        self._ids += number
+        if self._ids > MAX_LISTED:
+            raise WorkerGone("it named more passages than it may")
+
     def _end_line(self) -> None:
         if self._line:
             self.items.append("".join(self._line))
@@ -191,9 +233,7 @@ class Session:
             raise WorkerGone("its journal is malformed")
         if len(self.calls) >= self.limits.calls:
             raise WorkerGone("it noted more calls than it may make")
+        self._count_ids(requests.length(name, args) + (len(ids) if type(ids) is list else 0))
         checked = requests.arguments(name, args, self._known)
         results = tuple(requests.passage_ids(ids, self._known))
-        self._ids += len(results) + len(PRIMITIVES[name].passage_ids(checked))
-        if self._ids > 2 * self.limits.fuel:  # each passage handed to a local call burns fuel
-            raise WorkerGone("it noted more passages than it can have read")
         self.calls.append(PrimitiveCall(name, checked, results, requests.line_number(line)))

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from rpl.core.errors import ExecutorError
+
 T = TypeVar("T")
 
 SHORTEST_LOOK_S = 0.005
@@ -75,6 +77,7 @@ class Crew:
             look_s: The shortest time after which a task that is started now can be overdue.
 
         Raises:
+            ExecutorError: No thread can be started.
             BaseException: What the first of the tasks that failed raised.
         """
         batch: _Batch[T] = _Batch(tasks)
@@ -103,13 +106,19 @@ class Crew:
             self._owner, self._roster = os.getpid(), _Roster()
         with self._roster.lock:
             if self._roster.threads < self._size:
-                self._roster.threads += 1
                 self._start()
             self._roster.entries.put(entry)
 
     def _start(self) -> None:
-        arguments = (self._roster, self._between)
-        threading.Thread(target=_work, args=arguments, name="rpl-sandbox", daemon=True).start()
+        """Starts one more thread; goes on with those that run where the system refuses, as long as there is one."""
+        roster = self._roster
+        try:
+            threading.Thread(target=_work, args=(roster, self._between), name="rpl-sandbox", daemon=True).start()
+        except RuntimeError as error:
+            if not roster.threads:
+                raise ExecutorError(f"the sandbox cannot start a thread: {error}") from error
+        else:
+            roster.threads += 1
 
     def _look(self, batch: _Batch[T], look_s: float) -> float:
         now = time.monotonic()
@@ -120,9 +129,14 @@ class Crew:
                 result = task.give_up()
                 if result is not None:
                     batch.settle(number, result)
-                    self._start()
+                    with self._roster.lock:  # a fresh thread in the place of the one that is left behind
+                        self._roster.threads = max(0, self._roster.threads - 1)
+                        self._start()
             else:
                 next_look = min(next_look, look_at)
+        with self._roster.lock:
+            if not self._roster.threads and not self._roster.entries.empty():
+                self._start()  # none could be had when one was left behind
         return max(SHORTEST_LOOK_S, next_look - now)
 
 

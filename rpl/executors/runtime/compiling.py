@@ -21,8 +21,9 @@ from typing import Any
 from RestrictedPython import RestrictingNodeTransformer, compile_restricted_exec
 from RestrictedPython.transformer import IOPERATOR_TO_STR, copy_locations
 
-from rpl.core.errors import BudgetExceeded, ForbiddenConstruct, ProgramSyntaxError
+from rpl.core.errors import ForbiddenConstruct, ProgramSyntaxError
 from rpl.executors.runtime.fuel import NODES_PER_UNIT
+from rpl.executors.runtime.values import source_error
 from rpl.programs.grammar import parse_tree
 
 FILENAME = "<program>"
@@ -278,7 +279,7 @@ def compile_program(source: str, max_chars: int) -> Compiled:
         ForbiddenConstruct: It is outside the program language.
     """
     if len(source) > max_chars:
-        raise BudgetExceeded("source", f"the program has {len(source):,} characters; the limit is {max_chars:,}")
+        raise source_error(len(source), max_chars)
     try:
         program, tree = parse_tree(source)
         lines = tuple(node.lineno for node in _located(tree))

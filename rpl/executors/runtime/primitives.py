@@ -13,6 +13,7 @@ from typing import Any
 
 from rpl.core.errors import BudgetExceeded, PrimitiveError
 from rpl.core.records import Passage
+from rpl.executors.protocol import MAX_LISTED
 from rpl.executors.runtime.fuel import Fuel
 from rpl.executors.runtime.values import ProgramPassage, as_program_passage
 from rpl.programs.primitives import MAX_ID_CHARS, MAX_LISTS, PRIMITIVES, REQUIRED, Argument, Primitive
@@ -71,6 +72,7 @@ class Primitives:
         self.fuel = fuel
         self.calls = 0
         self.fetched = 0
+        self._listed = 0
 
     def names(self) -> dict[str, Any]:
         """Returns the primitives under their names; exactly those of the grammar."""
@@ -103,6 +105,7 @@ class Primitives:
         self.calls += 1
         if self.calls > self.limits.calls:
             raise BudgetExceeded("calls", f"the program made more than {self.limits.calls} primitive calls")
+        self._count_listed(name, values)
         if primitive.served_by == "worker":
             results = COMPUTED[name](**values)
             self.host.record(name, {a.name: _as_ids(a, values[a.name]) for a in primitive.takes}, results)
@@ -113,6 +116,17 @@ class Primitives:
         if not found:
             raise PrimitiveError(f"{name}: there is no passage with id {next(iter(values.values()))!r}")
         return found[0]
+
+    def _count_listed(self, name: str, values: Mapping[str, Any]) -> None:
+        """Bounds what is kept of the arguments of calls."""
+        for argument in PRIMITIVES[name].takes:
+            value = values[argument.name]
+            if argument.kind == "passages":
+                self._listed += 2 * len(value)  # for the result, which is no longer
+            elif argument.kind == "lists":
+                self._listed += len(value) + 2 * sum(map(len, value))
+        if self._listed > MAX_LISTED:
+            raise BudgetExceeded("size", f"the program handed more than {MAX_LISTED // 2:,} passages to primitives")
 
     def _ask(self, name: str, args: dict[str, Any]) -> list[ProgramPassage]:
         results = [as_program_passage(p) for p in self.host.call(name, args)]

@@ -141,6 +141,11 @@ def size_error(what: str, limit: int) -> BudgetExceeded:
     return BudgetExceeded("size", f"{what} is larger than the limit of {limit:,}")
 
 
+def source_error(length: int, limit: int) -> BudgetExceeded:
+    """Returns the error for a program whose text is too long."""
+    return BudgetExceeded("source", f"the program has {length:,} characters; the limit is {limit:,}")
+
+
 def render(value: Any, burn: Callable[[int], None]) -> str:
     """Returns the text of a value, as `str` would give it, without addresses and within bounds.
 
