@@ -1,5 +1,6 @@
 """How YAML names an engine, how manifests remember it, and that engines from outside work like the built-in ones."""
 
+import importlib.metadata
 import json
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
@@ -26,7 +27,8 @@ from rpl.retrieval.engines import (
     rerank_engine,
 )
 from rpl.retrieval.indexing.folder import build_index, load_index
-from rpl.retrieval.indexing.manifest import index_settings
+from rpl.retrieval.indexing.manifest import index_settings, read_manifest
+from rpl.retrieval.indexing.plan import Plan
 from rpl.retrieval.keyword.bm25 import BM25S
 from rpl.retrieval.keyword.memory import MemoryBM25
 from rpl.retrieval.keyword.tokens import Tokenizer
@@ -44,6 +46,7 @@ class Backwards(KeywordEngine):
     """An engine from outside, with a setting and a file of its own."""
 
     subfolder: ClassVar[str | None] = "backwards"
+    package: ClassVar[str | None] = "PyYAML"
 
     letters: int = 3
 
@@ -168,6 +171,7 @@ def test_an_engine_from_outside(corpus_file, tmp_path):
     index = build_index(corpus_file, tmp_path / "index", config)
     assert (index / "backwards" / "letters").read_text() == "6"
     assert load_index(index, LibraryConfig()).config.bm25 == Backwards(6)
+    assert read_manifest(index).built_with["PyYAML"] == importlib.metadata.version("PyYAML")
     with pytest.raises(ConfigError, match=r"library\.bm25 is 'memory' but the index .* was built with .*Backwards"):
         load_index(index, LibraryConfig(bm25="memory"))
     (index / "backwards" / "letters").write_text("7")
@@ -284,3 +288,12 @@ def rewrite_settings(index, **settings):
     manifest = json.loads((index / "manifest.json").read_text())
     manifest["settings"] |= settings
     (index / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_the_package_of_an_engine_from_outside_decides_whether_its_part_is_made_again(monkeypatch):
+    def keyword_key():
+        return Plan(LibraryConfig(bm25=Backwards()), None, "f").keys["keyword"]
+
+    before, version = keyword_key(), importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99.1.2" if name == "PyYAML" else version(name))
+    assert keyword_key() != before

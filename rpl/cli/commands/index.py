@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rpl.cli.commands.fetching import run_fetch_index, run_import_vectors
 from rpl.cli.commands.parsing import call, dispatch
-from rpl.core.errors import DataError, RetrieverError
+from rpl.core.errors import ConfigError, DataError, RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Passage
 from rpl.core.units import count_text
@@ -130,6 +130,8 @@ def check(corpus: str, library: LibraryConfig = LibraryConfig(), full: bool = Fa
     config = replace(library, corpus=corpus)
     folder = resolve_corpus(corpus)
     rows: list[tuple[str, bool, str]] = []
+    if full and not is_index_folder(folder):
+        raise ConfigError(f"--full is for index folders, whose files have known hashes; {corpus!r} is a corpus")
     if is_index_folder(folder):
         if full:
             rows.append(("files", True, f"{size_text(check_all_files(folder))} as they were built"))

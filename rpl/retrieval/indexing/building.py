@@ -20,6 +20,7 @@ from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.corpus.fingerprints import Reading, file_fingerprint, known_fingerprint
 from rpl.retrieval.corpus.store import open_store, store_corpus_file, store_rows, too_long_passages
 from rpl.retrieval.dense.encoders import Encoder
+from rpl.retrieval.engines import dense_index, keyword_engine
 from rpl.retrieval.indexing.estimate import estimate, require_room
 from rpl.retrieval.indexing.loading import CORPUS_FOLDER, EMBEDDINGS_FILE, load_dense, load_keyword
 from rpl.retrieval.indexing.manifest import (
@@ -204,7 +205,9 @@ class IndexBuild:
             settings=index_settings(self.config),
             encoder_fingerprint=self.encoder.fingerprint if self.encoder else None,
             dim=self.encoder.dim if self.encoder else None,
-            built_with=package_versions(),
+            built_with=package_versions(
+                keyword_engine(self.config).package, dense_index(self.config).package if self.encoder else None
+            ),
             parts={},
             files={},
             query_prefix=self.encoder.prefixes["query"] if self.encoder else None,

@@ -126,8 +126,17 @@ def _holds(folder: Path, source: Corpus | Path | None, config: LibraryConfig, en
     manifest = read_manifest(folder)
     if source is not None and manifest.corpus_fingerprint != source_fingerprint(source):
         raise stale(folder)
-    fingerprint = encoder.fingerprint if encoder is not None else None
-    return manifest.settings == index_settings(config) and manifest.encoder_fingerprint == fingerprint
+    if manifest.settings != index_settings(config):
+        return False
+    if encoder is None:
+        return manifest.encoder_fingerprint is None
+    # What an earlier version did not note down counts as unchanged.
+    query = manifest.query_prefix if config.query_prefix is None else None
+    return (
+        manifest.encoder_fingerprint == encoder.fingerprint
+        and manifest.encoder_files in (None, encoder.contents)
+        and query in (None, encoder.prefixes["query"])
+    )
 
 
 def _silent(_: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rpl.core.columns import format_table
+from rpl.core.distribution import DISTRIBUTION
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_json
 from rpl.core.hub import lasting_name
@@ -40,17 +41,14 @@ _DENSE = ("encoder", "passage_prefix", "embedding_dtype", "dense_index", "encode
 _ADDED = {"dense_index": "flat", "encoder_pooling": None, "encoder_max_tokens": None}
 """Settings that older manifests do not name, with what they were; left out where they still are."""
 _PACKAGES = (
-    "rpl",
-    "bm25s",
+    DISTRIBUTION,
     "PyStemmer",
     "numpy",
     "pyarrow",
     "marisa-trie",
-    "faiss-cpu",
     "sentence-transformers",
-    "pyserini",
-    "pymilvus",
 )
+"""What takes part in building any index; an engine adds its own package."""
 
 
 @dataclass(frozen=True)
@@ -185,10 +183,14 @@ def check_all_files(folder: Path) -> int:
     return total
 
 
-def package_versions() -> dict[str, str]:
-    """Returns the versions of the installed packages that take part in building an index."""
+def package_versions(*engines: str | None) -> dict[str, str]:
+    """Returns the versions of the installed packages that take part in building an index.
+
+    Args:
+        engines: The packages of its engines.
+    """
     versions = {}
-    for name in _PACKAGES:
+    for name in filter(None, (*_PACKAGES, *engines)):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

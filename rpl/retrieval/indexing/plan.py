@@ -69,7 +69,8 @@ class Plan:
         if self.encoder is not None:
             given = self.embeddings.source if self.embeddings is not None else ""
             dtype = self.config.embedding_dtype
-            keys["embeddings"] = digest("embeddings", self.fingerprint, self.encoder.fingerprint, dtype, given)
+            made_by = digest(self.encoder.fingerprint, *sorted(self.encoder.contents.values()))
+            keys["embeddings"] = digest("embeddings", self.fingerprint, made_by, dtype, given)
             index = dense_index(self.config)
             described = json.dumps(describe(index, built=True), sort_keys=True)
             keys["dense"] = digest("dense", keys["embeddings"], described, version(index.package))
@@ -147,4 +148,4 @@ def require_sound_embeddings(path: Path, corpus: Corpus, encoder: Encoder) -> No
 
 
 def _minor_version(package: str | None) -> str:
-    return ".".join(package_versions().get(package or "", "").split(".")[:2])
+    return ".".join(package_versions(package).get(package or "", "").split(".")[:2])

@@ -193,3 +193,45 @@ def test_embeddings_of_something_else_fail_the_check(place):
     manifest_path.write_text(json.dumps(manifest))
     with pytest.raises(RetrieverError, match=r"dense|embeddings"):
         index_command(["check", str(place / "index")])
+
+
+def rebuild(place, said):
+    build_index(place / "c.jsonl", place / "index", LibraryConfig(dense=True, encoder=str(place / "enc")), said.append)
+    load_index(place / "index", LibraryConfig(dense=True))
+
+
+def test_an_index_that_is_built_again_takes_the_new_query_prompt_and_encodes_nothing(place):
+    said = []
+    rebuild(place, said)
+    assert said == []
+    change_prompts(place, query="", passage="passage : ")
+    rebuild(place, said)
+    assert any(line.startswith("embeddings: taken from") for line in said)
+    assert read_manifest(place / "index").query_prefix == ""
+
+
+def tune_weights(place):
+    """A little training: other vectors, of an encoder that still works."""
+    from safetensors.numpy import load_file, save_file
+
+    path = str(place / "enc" / "model.safetensors")
+    weights = load_file(path)
+    noise = np.random.default_rng(0)
+    save_file({name: w + (0.02 * noise.standard_normal(w.shape)).astype(w.dtype) for name, w in weights.items()}, path)
+
+
+def test_an_index_that_is_built_again_takes_no_vectors_of_other_weights(place, monkeypatch):
+    monkeypatch.setattr("rpl.retrieval.dense.encoders.model_fingerprint", lambda folder: "the same")
+    rebuild(place, [])
+    before = np.load(place / "index" / "embeddings.npy")
+    tune_weights(place)
+    said = []
+    rebuild(place, said)
+    assert any(line.startswith("corpus: taken from") for line in said)
+    assert not any(line.startswith("embeddings: taken from") for line in said)
+    assert not np.allclose(before, np.load(place / "index" / "embeddings.npy"), atol=1e-3)
+
+
+def test_a_full_check_is_for_index_folders(place):
+    with pytest.raises(ConfigError, match=r"--full is for index folders.*'.*c\.jsonl' is a corpus"):
+        index_command(["check", str(place / "c.jsonl"), "--full"])
