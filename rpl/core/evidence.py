@@ -38,3 +38,7 @@ def evidence_scores(printed: Iterable[str], gold: Iterable[str]) -> EvidenceScor
     precision = hits / len(shown) if shown else 0.0
     f1 = 2 * hits / (len(shown) + len(needed))
     return EvidenceScores(precision, hits / len(needed), f1, float(hits == len(needed)))
+
+
+NO_GOLD = EvidenceScores(0.0, 0.0, 0.0, 0.0)
+"""What stands in where something must be counted although no gold is known, such as a reward."""

@@ -10,7 +10,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -187,6 +187,61 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """What fresh samples of the policy made of a failed program's question, with the executions of its repair."""
+
+    child: str | None
+    """Canonical text of the first verified sample; `None` where the budget ran out."""
+    executions: int
+    """Executions used; never more than the repair used."""
+    draws: int
+    """Samples drawn, repeats included."""
+    first_verified: int | None
+    """Index of the draw that was verified, from 0."""
+    coverage: float
+    """Highest share of gold in the context over all samples, in [0, 1]."""
+    uncached_calls: int
+    """Distinct retrieval calls, as `Repair.uncached_calls` counts them."""
+    tokens: int
+    """Tokens sampled, up to the verified draw."""
+
+    @property
+    def repaired(self) -> bool:
+        """Whether a sample was verified."""
+        return self.child is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Benefit:
+    """What a fixed answerer made of one observation."""
+
+    em: float
+    """Exact match of the greedy answer, 0 or 1."""
+    gold_logprob: float
+    """Mean log-probability a token of the first gold answer and its closing tag, in nats, rounded to 1e-4."""
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Benefits:
+    """The same answerer on what each arm printed for one question."""
+
+    repaired: Benefit
+    resampled: Benefit
+    """The control's best sample; the failed program where it drew none."""
+    original: Benefit
+    """The failed program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Wide evidence that holds all gold: something to read, never a program to imitate."""
+
+    program: str
+    observation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Repair:
     """A failed program, the nearby program that was verified to print the gold evidence, and what it cost."""
 
@@ -202,6 +257,9 @@ class Repair:
     executions: int = 0
     """Program executions that were spent on this question, the final verification included."""
     uncached_calls: int = 0
+    """Distinct retrieval calls of these executions."""
+    unwritable: int = 0
+    """Neighbours that were left out because no transcript can hold them."""
     verdict: str = ""
     """`repaired`, `already_verified`, `solved` (verified, but not kept), `budget`, `exhausted`, `no_gold`, or
     `gold_missing` (the corpus lacks gold passages of the question, and nothing was run)."""
@@ -211,7 +269,30 @@ class Repair:
     """Trace of the child."""
     seed: int = 0
     model: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
+    """The policy whose program failed."""
+    type: str = ""
+    """The question's kind."""
+    dataset: str = ""
+    """The question's data set."""
+    from_seed_program: bool = False
+    """Whether the parent was the seed program, because nothing that the policy wrote parsed."""
+    control: Control | None = None
+    """The resample control, where it ran."""
+    benefit: Benefits | None = None
+    """What the answerer made of each arm's evidence, where it was measured."""
+    reading: Reading | None = None
+    """What the reading program printed, where that holds all gold."""
+
+    @staticmethod
+    def upgraded(data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the fields of a record as they stand today: older files have some of them under `extra`."""
+        if "extra" not in data:
+            return data
+        fields = {**data, **data["extra"]}
+        del fields["extra"]
+        if "control" in fields:
+            fields["control"] = {key: value for key, value in fields["control"].items() if key != "repaired"}
+        return fields
 
     @property
     def attempted(self) -> bool:
@@ -252,6 +333,7 @@ def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
     'Lyon'
     """
     hints = typing.get_type_hints(cls)
+    data = getattr(cls, "upgraded", lambda same: same)(data)
     unknown = set(data) - set(hints)
     if unknown:
         raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(map(repr, unknown)))}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rpl.core.answers import exact_match, token_f1
 from rpl.core.errors import ConfigError
-from rpl.core.evidence import EvidenceScores, evidence_scores
+from rpl.core.evidence import NO_GOLD, EvidenceScores, evidence_scores
 from rpl.core.records import Question, Rollout
 
 DECIMALS = 6
@@ -36,7 +36,7 @@ def _invalid(rollout: Rollout, question: Question) -> float:
 
 def _evidence(rollout: Rollout, question: Question) -> EvidenceScores:
     """How printed and gold passages overlap; 0 throughout where no gold is known."""
-    return evidence_scores(rollout.printed_ids, question.gold_docs) or EvidenceScores(0.0, 0.0, 0.0, 0.0)
+    return evidence_scores(rollout.printed_ids, question.gold_docs) or NO_GOLD
 
 
 def _coverage(rollout: Rollout, question: Question) -> float:

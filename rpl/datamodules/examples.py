@@ -96,8 +96,8 @@ def build_examples(
     for question in splits.train:
         ranked = sorted(by_question.get(question.id, ()), key=lambda r: (r.edit_distance, r.child or "", r.seed))
         programs = {r.child: (r.child, r.trace.observation) for r in ranked if r.child is not None and r.trace}
-        recorded = [r.extra["reading"] for r in by_question.get(question.id, ()) if "reading" in r.extra]
-        read = [(r["program"], r["observation"]) for r in recorded[:1] if readings]
+        recorded = [r.reading for r in by_question.get(question.id, ()) if r.reading is not None]
+        read = [(r.program, r.observation) for r in recorded[:1] if readings]
         answer = next(filter(answer_writable, question.answers), None)
         held = [step for step in programs.values() if writable(step[0]) and answer is not None]
         held_read = [step for step in read if writable(step[0]) and answer is not None]

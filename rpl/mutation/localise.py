@@ -1,4 +1,4 @@
-"""Where a program lost its evidence, read off its trace stage by stage.
+"""Where a program lost its evidence, read off the calls of its trace.
 
 The class says which edits can help at all: no print edit finds a passage that was never fetched, and no query edit
 helps a passage that was fetched and dropped. Reads gold ids, hence train time only. Pure: executes nothing.
@@ -6,26 +6,14 @@ helps a passage that was fetched and dropped. Reads gold ids, hence train time o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rpl.core.evidence import NO_GOLD, evidence_scores
 from rpl.core.records import PrimitiveCall, Question, Trace
 from rpl.programs.primitives import PRIMITIVES
 
 FailureKind = Literal["crashed", "never_fetched", "lost_in_rerank", "not_printed", "over_budget", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """How much of the gold one primitive call kept."""
-
-    name: str
-    line: int | None
-    recall: float
-    """Share of all gold ids among this call's results, in [0, 1]."""
-    cumulative: float
-    """Share of all gold ids among the results of this and all earlier calls, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +30,6 @@ class Failure:
     """Share of gold ids that some call returned, in [0, 1]."""
     printed: float
     """Share of gold ids that reached the context, in [0, 1]."""
-    stages: tuple[Stage, ...] = ()
-
-
-def coverage(gold: Sequence[str], found: Sequence[str]) -> float:
-    """Returns the share of distinct gold ids that are in `found`; 0.0 where there are none.
-
-    >>> coverage(("a", "b"), ("b", "c"))
-    0.5
-    """
-    wanted = set(gold)
-    return len(wanted.intersection(found)) / len(wanted) if wanted else 0.0
 
 
 def localise(question: Question, trace: Trace) -> Failure:
@@ -68,9 +45,8 @@ def localise(question: Question, trace: Trace) -> Failure:
     return Failure(
         kind=_kind(missing, fetched, trace),
         missing=missing,
-        fetched=coverage(gold, trace.fetched_ids),
-        printed=coverage(gold, trace.printed_ids),
-        stages=_stages(gold, trace),
+        fetched=(evidence_scores(fetched, gold) or NO_GOLD).recall,
+        printed=(evidence_scores(trace.printed_ids, gold) or NO_GOLD).recall,
     )
 
 
@@ -88,12 +64,3 @@ def _kind(missing: tuple[str, ...], fetched: set[str], trace: Trace) -> FailureK
 
 def _received(call: PrimitiveCall) -> tuple[str, ...]:
     return PRIMITIVES[call.name].passage_ids(call.args) if call.name in PRIMITIVES else ()
-
-
-def _stages(gold: tuple[str, ...], trace: Trace) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
-    so_far: set[str] = set()
-    for call in trace.calls:
-        so_far.update(call.result_ids)
-        stages.append(Stage(call.name, call.line, coverage(gold, call.result_ids), coverage(gold, tuple(so_far))))
-    return tuple(stages)

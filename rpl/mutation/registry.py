@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import rpl.mutation.operators as _operators
 from rpl.core.errors import ConfigError, ProgramError
+from rpl.core.tags import writable
 from rpl.mutation.donors import Donors
 from rpl.mutation.edits import REGISTERED, Edit, Operator
 from rpl.mutation.sites import replaced
@@ -44,6 +45,7 @@ def mutate(
     operators: Collection[str] | None = None,
     *,
     without: Collection[str] = (),
+    unwritable: set[str] | None = None,
 ) -> Iterator[Mutant]:
     """Yields the neighbours of a program, each once, never the program itself.
 
@@ -54,6 +56,8 @@ def mutate(
         donors: What edits may insert.
         operators: Names of the operators to use, all by default. They take turns in the order of `OPERATORS`.
         without: Primitives that edits must not introduce, such as `dense` where no dense index is loaded.
+        unwritable: Collects the texts that are no neighbours because they cannot be written inside the tags of a
+            transcript: no policy could learn to write them.
 
     Raises:
         ConfigError: There is no operator of that name.
@@ -66,10 +70,17 @@ def mutate(
     chosen = set(OPERATORS if operators is None else operators)
     if unknown := chosen - set(OPERATORS):
         raise ConfigError(f"unknown mutation operators {sorted(unknown)}; there are {', '.join(OPERATORS)}")
-    return _take_turns(program, donors, [name for name in OPERATORS if name in chosen], frozenset(without))
+    names = [name for name in OPERATORS if name in chosen]
+    return _take_turns(program, donors, names, frozenset(without), set() if unwritable is None else unwritable)
 
 
-def _take_turns(program: Program, donors: Donors, names: list[str], without: frozenset[str]) -> Iterator[Mutant]:
+def _take_turns(
+    program: Program,
+    donors: Donors,
+    names: list[str],
+    without: frozenset[str],
+    unwritable: set[str],
+) -> Iterator[Mutant]:
     tree = program.tree
     unbound = unbound_names(tree)
     barred = without - called_names(tree)
@@ -82,6 +93,9 @@ def _take_turns(program: Program, donors: Donors, names: list[str], without: fro
                 child = _applied(tree, edit, unbound, barred)
                 if child is not None and child not in seen:
                     seen.add(child)
+                    if not writable(child.source):
+                        unwritable.add(child.source)
+                        continue
                     running.append((name, stream))
                     yield Mutant(child, name, edit.text)
                     break

@@ -30,7 +30,9 @@ one tier take turns; those that are not named follow at the end, so that every e
 _WORD = re.compile(r"\w+")
 
 
-def neighbours(program: Program, failure: Failure, donors: Donors, without: frozenset[str]) -> Iterator[Mutant]:
+def neighbours(
+    program: Program, failure: Failure, donors: Donors, without: frozenset[str], unwritable: set[str] | None = None
+) -> Iterator[Mutant]:
     """Yields all mutants of a failed program, those that can cure its failure first.
 
     Args:
@@ -38,12 +40,13 @@ def neighbours(program: Program, failure: Failure, donors: Donors, without: froz
         failure: Where it lost its evidence.
         donors: What edits may insert.
         without: Primitives that the library does not offer.
+        unwritable: Collects what cannot be written in a transcript; see `mutate`.
     """
     tiers = PREFERENCES.get(failure_class(failure), ())
     named = {name for tier in tiers for name in tier}
     rest = tuple(name for name in OPERATORS if name not in named)
     for tier in (*tiers, rest):
-        yield from mutate(program, donors, tier, without=without)
+        yield from mutate(program, donors, tier, without=without, unwritable=unwritable)
 
 
 def failure_class(failure: Failure) -> str:

@@ -136,6 +136,7 @@ class _Search:
         self._siblings, self._without = tuple(siblings), without
         self._budget = Budget(config.max_executions)
         self._tried: set[str] = set()
+        self._unwritable: set[str] = set()
         self._behaviours: set[tuple[frozenset[str], frozenset[str], str]] = set()
         self._passages: dict[str, Passage] = {}
         self._collected: tuple[int, Donors] | None = None
@@ -253,7 +254,7 @@ class _Search:
         return len(node.path.edits) < self._config.max_edits
 
     def _neighbours(self, node: _Node, donors: Donors) -> Iterator[Mutant]:
-        return neighbours(node.path.program, node.failure, donors, self._without)
+        return neighbours(node.path.program, node.failure, donors, self._without, self._unwritable)
 
     def _donors(self) -> Donors:
         """Donors from the question and from all that was fetched for it so far; never from the gold."""
@@ -296,6 +297,7 @@ class _Search:
             edit_distance=0 if child is None else child.distance,
             executions=self._budget.executions,
             uncached_calls=self._budget.uncached_calls,
+            unwritable=len(self._unwritable),
             verdict=verdict,
             failure=root.failure.kind,
             trace=None if child is None else timeless(child.trace),

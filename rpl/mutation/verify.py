@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rpl.core.answers import normalize_answer
+from rpl.core.evidence import NO_GOLD, evidence_scores
 from rpl.core.records import Passage, Question, Trace
-from rpl.mutation.localise import coverage
 from rpl.programs.primitives import PRIMITIVES
 
 Lookup = Callable[[str], Passage]
@@ -52,7 +52,11 @@ class GoldVerifier:
             max_printed_tokens: The context budget, the same that the original program had.
         """
         silver = not question.gold_docs
-        share = self._silver(question, trace) if silver else coverage(question.gold_docs, trace.printed_ids)
+        share = (
+            self._silver(question, trace)
+            if silver
+            else (evidence_scores(trace.printed_ids, question.gold_docs) or NO_GOLD).recall
+        )
         reason = ""
         if trace.infra_error is not None:
             reason = "infra"

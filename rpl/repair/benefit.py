@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rpl.core.answers import exact_match
-from rpl.core.records import Question
+from rpl.core.records import Benefit, Question
 from rpl.policy.renderer import Renderer
 from rpl.sampling.sampler import Sampler, SamplingParams
 from rpl.sampling.single_turn import complete
@@ -24,17 +24,6 @@ class Evidence:
 
     question: Question
     observation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Benefit:
-    """What the answerer made of it."""
-
-    em: float
-    """Exact match of the greedy answer, 0 or 1."""
-    gold_logprob: float
-    """Mean log-probability a token of the first gold answer and its closing tag, in nats, rounded to 1e-4."""
-    answer: str
 
 
 class Answerer:

@@ -18,7 +18,8 @@ class HarvestConfig:
     """What is drawn, searched and measured."""
 
     num_samples: int = 2
-    """Programs that the policy writes for each question; more find more failures, and more successes."""
+    """Programs that the policy writes for each question, those of recorded rollouts included; more find more failures,
+    and more successes."""
     temperature: float = 1.0
     """Softmax temperature of these samples."""
     max_new_tokens: int = 96

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rpl.core.errors import ConfigError
-from rpl.core.records import Question, Trace
+from rpl.core.records import Control, Question, Trace
 from rpl.core.seeds import derive_seed
 from rpl.executors.base import Executor
 from rpl.mutation.budget import Budget
@@ -54,29 +54,6 @@ class ControlTask:
     """The budget: as many as the repair used."""
 
 
-@dataclass(frozen=True, slots=True)
-class ControlResult:
-    """What resampling made of one task."""
-
-    question_id: str
-    child: str | None
-    """Canonical text of the first verified sample; `None` where the budget ran out."""
-    trace: Trace | None
-    """Trace of `child`, else of the sample with the highest coverage, else `None`."""
-    executions: int
-    """Executions used; never more than the task's."""
-    draws: int
-    """Samples drawn, repeats included."""
-    first_verified: int | None
-    """Index of the draw that was verified, from 0."""
-    coverage: float
-    """Highest share of gold in the context over all samples, in [0, 1]."""
-    uncached_calls: int
-    """Distinct retrieval calls, as `Repair.uncached_calls` counts them."""
-    tokens: int
-    """Tokens sampled, up to the verified draw."""
-
-
 def resample(
     tasks: Sequence[ControlTask],
     *,
@@ -87,7 +64,7 @@ def resample(
     config: ControlConfig,
     max_printed_tokens: int,
     seed: int,
-) -> list[ControlResult]:
+) -> list[tuple[Control, Trace | None]]:
     """Runs the control for several tasks at once.
 
     Args:
@@ -101,7 +78,8 @@ def resample(
         seed: Draw `i` of a question depends on `seed`, the question's id and `i`, not on the batch.
 
     Returns:
-        One result a task, in order.
+        For each task, in order, what came of it, and the trace of the verified sample, else that of the sample with
+        the highest coverage, else `None`.
 
     Raises:
         RetrieverError: Retrieval failed during any execution.
@@ -177,12 +155,10 @@ class _Arm:
         if verdict.ok or self._best is None or verdict.coverage > self._best[0]:
             self._best = (verdict.coverage, trace)
 
-    def result(self) -> ControlResult:
+    def result(self) -> tuple[Control, Trace | None]:
         coverage, trace = self._best or (0.0, None)
-        return ControlResult(
-            question_id=self.task.question.id,
+        control = Control(
             child=trace.source if trace is not None and self._verified is not None else None,
-            trace=trace,
             executions=self._budget.executions,
             draws=self._draws,
             first_verified=self._verified,
@@ -190,3 +166,4 @@ class _Arm:
             uncached_calls=self._budget.uncached_calls,
             tokens=self._tokens,
         )
+        return control, trace

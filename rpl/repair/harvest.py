@@ -14,13 +14,14 @@ from typing import Any
 from rpl.core.contents import file_digest
 from rpl.core.errors import DataError
 from rpl.core.files import append_jsonl, digest, read_appended, write_json
+from rpl.core.progress import say
 from rpl.core.records import Question, Repair, from_dict, to_dict
 from rpl.environment.environment import Environment
 from rpl.environment.gold import check_gold
 from rpl.policy.identity import renderer_identity
 from rpl.policy.renderer import Renderer
 from rpl.repair.config import SEED_PROGRAM, HarvestConfig
-from rpl.repair.drafts import read_programs
+from rpl.repair.drafts import read_attempts
 from rpl.repair.harvester import Harvester
 from rpl.repair.summary import summarise
 from rpl.sampling.sampler import Sampler
@@ -39,8 +40,10 @@ def harvest(
     out: Path,
     model_name: str = "",
     rollouts: Path | None = None,
+    phase: str | None = None,
     identity: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
+    enough: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
     """Harvests verified repairs, or continues to.
 
@@ -54,10 +57,13 @@ def harvest(
         out: The repairs file, one record a line in the order of the questions. Beside it are written the settings,
             `<stem>.settings.json`, and in the end the summary, `<stem>.summary.json`.
         model_name: Stands in the records.
-        rollouts: Recorded rollouts whose programs are used instead of new samples.
+        rollouts: Recorded rollouts of the policy. Their programs, with their traces, stand in for new samples, which
+            are drawn only for questions that have fewer than `config.num_samples`.
+        phase: Only rollouts of this phase of the run are used; by default all.
         identity: Digests of the policy (`LocalPolicy.identity`). A file is continued only by an equal policy, and where
             it is `None`, nobody can tell and no file is continued.
         progress: Told the number of questions that were just finished.
+        enough: Asked before each chunk but the first; where it says yes, the other questions are left out.
 
     Returns:
         The summary; see `summarise`.
@@ -72,7 +78,7 @@ def harvest(
     done = [from_dict(Repair, record) for record in read_appended(out)]
     _check_done(questions, done, out)
     settings = {**to_dict(config), "model": model_name, **environment.identity, **renderer_identity(renderer)}
-    settings |= {"rollouts": None if rollouts is None else file_digest(rollouts)}
+    settings |= {"rollouts": None if rollouts is None else file_digest(rollouts), "phase": phase}
     settings |= {"policy": None} if identity is None else dict(identity)
     _check_settings(out, settings, questions, len(done))
     todo = questions[len(done) :]
@@ -80,10 +86,13 @@ def harvest(
         progress(len(done))
     coverage = check_gold(questions, environment, "training questions to harvest")
     if todo:
-        written = None if rollouts is None else read_programs(rollouts, [question.id for question in todo])
-        worker = Harvester(renderer, sampler, model, environment, config, model_name, written)
+        recorded = {} if rollouts is None else read_attempts(rollouts, [question.id for question in todo], phase)
+        worker = Harvester(renderer, sampler, model, environment, config, model_name, recorded)
         attempted = sum(record.attempted for record in done)
         for start in range(0, len(todo), config.chunk_size):
+            if start and enough is not None and enough():
+                say(f"harvest: {len(done)} of {len(questions)} questions were tried, to keep the budget")
+                break
             chunk = todo[start : start + config.chunk_size]
             within_reach = [question for question in chunk if coverage.answers(question)]
             found = {r.question_id: r for r in (worker.run(within_reach, attempted) if within_reach else [])}
@@ -100,8 +109,15 @@ def harvest(
 
 def _out_of_reach(question: Question, model_name: str) -> Repair:
     """The record of a question whose gold the corpus does not have: no program could be verified, so none is run."""
-    extra = {"type": question.type}
-    return Repair(question.id, parent="", child=None, verdict="gold_missing", model=model_name, extra=extra)
+    return Repair(
+        question.id,
+        parent="",
+        child=None,
+        verdict="gold_missing",
+        model=model_name,
+        type=question.type,
+        dataset=question.dataset,
+    )
 
 
 def _check_settings(out: Path, settings: Mapping[str, Any], questions: Sequence[Question], done: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from rpl.core.errors import ConfigError
-from rpl.core.records import Question, Repair, Trace
+from rpl.core.records import Benefits, Control, Question, Reading, Repair, Trace
 from rpl.core.seeds import derive_seed
 from rpl.environment.environment import Environment
 from rpl.mutation.budget import Budget, timeless
@@ -17,10 +18,10 @@ from rpl.mutation.verify import GoldVerifier
 from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import Program, parse
 from rpl.programs.primitives import SERVED
-from rpl.repair.benefit import Answerer, Benefit, Evidence
+from rpl.repair.benefit import Answerer, Evidence
 from rpl.repair.config import HarvestConfig
-from rpl.repair.control import ControlResult, ControlTask, resample
-from rpl.repair.drafts import draw_drafts
+from rpl.repair.control import ControlTask, resample
+from rpl.repair.drafts import Attempt, Draft, draw_drafts
 from rpl.sampling.sampler import Sampler, SamplingParams
 
 _SIBLINGS = 2
@@ -48,7 +49,7 @@ class Harvester:
         environment: Connected to the renderer's tokenizer.
         config: What to do.
         model_name: Stands in the records.
-        written: Programs by question id that are used instead of new samples.
+        recorded: What the policy wrote before, by question id; new samples are drawn where that is too little.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class Harvester:
         environment: Environment,
         config: HarvestConfig,
         model_name: str,
-        written: dict[str, list[Program]] | None,
+        recorded: Mapping[str, Sequence[Attempt]],
     ) -> None:
         self._renderer, self._sampler, self._config = renderer, sampler, config
-        self._executor, library = environment.executor, environment.library
-        self._without = set(SERVED) - set(library.primitives)
-        self._verifier = GoldVerifier(library.passage)
-        self._model_name, self._written = model_name, written
+        self._executor, self._library = environment.executor, environment.library
+        self._without = set(SERVED) - set(self._library.primitives)
+        self._verifier = GoldVerifier(self._library.passage)
+        self._model_name, self._recorded = model_name, recorded
         self._seed_program = parse(config.seed_program)
         limit = min(config.repair.max_printed_tokens, environment.config.limits.printed_tokens)
         self._repair = replace(config.repair, max_printed_tokens=limit)
@@ -99,35 +100,58 @@ class Harvester:
         controls = self._controls([starts[i] for i in chosen], [records[i] for i in chosen])
         benefits = self._benefits([starts[i] for i in chosen], [records[i] for i in chosen], controls)
         for i, control, benefit in zip(chosen, controls, benefits, strict=True):
-            extra = {**records[i].extra, "control": _control_fields(control)}
-            if benefit:
-                extra["benefit"] = benefit
-            records[i] = replace(records[i], extra=extra)
+            records[i] = replace(records[i], control=control[0], benefit=benefit)
         return records
 
     def _starts(self, questions: Sequence[Question]) -> list[_Start]:
-        programs = self._drawn(questions) if self._written is None else [self._written[q.id] for q in questions]
-        jobs = [(program.source, q.question) for q, own in zip(questions, programs, strict=True) for program in own]
-        traces = iter(self._executor.run_many(jobs) if jobs else [])
+        recorded = [self._usable(self._recorded.get(question.id, ())) for question in questions]
+        drawn = self._drawn(questions, [len(attempts) for attempts in recorded])
+        starts = []
+        known: list[dict[Program, Trace | None]] = []
+        for attempts, drafts in zip(recorded, drawn, strict=True):
+            programs = {a.program: a.trace for a in attempts if a.program is not None}
+            known.append(dict.fromkeys((d.program for d in drafts if d.program is not None), None) | programs)
+        jobs = [
+            (program.source, question.question)
+            for question, programs in zip(questions, known, strict=True)
+            for program, trace in programs.items()
+            if trace is None
+        ]
+        fresh = iter(self._executor.run_many(jobs) if jobs else [])
+        for question, programs in zip(questions, known, strict=True):
+            runs = [(program, next(fresh) if trace is None else trace) for program, trace in programs.items()]
+            starts.append(self._start(question, runs))
+        return starts
+
+    def _usable(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Drops the traces that name passages which the library does not have: they are of another corpus."""
+        ids = {id_ for attempt in attempts if attempt.trace is not None for id_ in attempt.trace.fetched_ids}
+        absent = self._library.missing(ids) if ids else frozenset()
         return [
-            self._start(q, [(program, next(traces)) for program in own])
-            for q, own in zip(questions, programs, strict=True)
+            attempt
+            if attempt.trace is None or (absent is not None and absent.isdisjoint(attempt.trace.fetched_ids))
+            else replace(attempt, trace=None)
+            for attempt in attempts
         ]
 
-    def _drawn(self, questions: Sequence[Question]) -> list[list[Program]]:
-        count = self._config.num_samples
+    def _drawn(self, questions: Sequence[Question], written: Sequence[int]) -> list[list[Draft]]:
+        """Draws as many samples of each question as are missing."""
+        counts = [max(0, self._config.num_samples - count) for count in written]
         requests = [
-            (q, derive_seed(self._config.seed, "harvest", q.id, index)) for q in questions for index in range(count)
+            (question, derive_seed(self._config.seed, "harvest", question.id, index))
+            for question, count in zip(questions, counts, strict=True)
+            for index in range(count)
         ]
-        drafts = draw_drafts(
-            requests,
-            renderer=self._renderer,
-            sampler=self._sampler,
-            params=SamplingParams(self._config.max_new_tokens, self._config.temperature),
-            batch_size=self._config.batch_size,
+        drafts = iter(
+            draw_drafts(
+                requests,
+                renderer=self._renderer,
+                sampler=self._sampler,
+                params=SamplingParams(self._config.max_new_tokens, self._config.temperature),
+                batch_size=self._config.batch_size,
+            )
         )
-        groups = (drafts[i * count : (i + 1) * count] for i in range(len(questions)))
-        return [list(dict.fromkeys(d.program for d in group if d.program is not None)) for group in groups]
+        return [list(islice(drafts, count)) for count in counts]
 
     def _start(self, question: Question, runs: Sequence[tuple[Program, Trace]]) -> _Start:
         judged = []
@@ -144,7 +168,6 @@ class Harvester:
 
     def _record(self, start: _Start) -> Repair:
         question, seed = start.question, derive_seed(self._config.seed, "repair", start.question.id)
-        extra: dict[str, Any] = {"type": question.type, "dataset": question.dataset}
         if start.solved is not None:
             kept = self._config.keep_successes
             return Repair(
@@ -156,7 +179,8 @@ class Harvester:
                 trace=timeless(start.solved) if kept else None,
                 seed=seed,
                 model=self._model_name,
-                extra=extra,
+                type=question.type,
+                dataset=question.dataset,
             )
         found = repair(
             question,
@@ -168,8 +192,13 @@ class Harvester:
             seed,
             without=self._without,
         )
-        extra["from_seed_program"] = start.parent_trace is None
-        return replace(found, model=self._model_name, extra=extra)
+        return replace(
+            found,
+            model=self._model_name,
+            type=question.type,
+            dataset=question.dataset,
+            from_seed_program=start.parent_trace is None,
+        )
 
     def _with_readings(self, questions: Sequence[Question], records: list[Repair]) -> list[Repair]:
         """Adds the reading program's result to the records of questions whose gold it prints."""
@@ -181,11 +210,10 @@ class Harvester:
         for question, record, trace in zip(questions, records, traces, strict=True):
             Budget(1).spend(trace)
             fits = self._verifier.verify(question, trace, self._repair.max_printed_tokens).ok
-            reading = {"program": source, "observation": trace.observation}
-            added.append(replace(record, extra={**record.extra, "reading": reading}) if fits else record)
+            added.append(replace(record, reading=Reading(source, trace.observation)) if fits else record)
         return added
 
-    def _controls(self, starts: Sequence[_Start], records: Sequence[Repair]) -> list[ControlResult]:
+    def _controls(self, starts: Sequence[_Start], records: Sequence[Repair]) -> list[tuple[Control, Trace | None]]:
         tasks = [
             ControlTask(start.question, start.parent, record.executions)
             for start, record in zip(starts, records, strict=True)
@@ -202,26 +230,23 @@ class Harvester:
         )
 
     def _benefits(
-        self, starts: Sequence[_Start], records: Sequence[Repair], controls: Sequence[ControlResult]
-    ) -> list[dict[str, Any]]:
+        self, starts: Sequence[_Start], records: Sequence[Repair], controls: Sequence[tuple[Control, Trace | None]]
+    ) -> list[Benefits | None]:
         """Returns, for each question that was repaired, what the answerer made of the evidence of each arm."""
         if self._answerer is None:
-            return [{} for _ in starts]
+            return [None for _ in starts]
         parents = self._parent_traces(starts)
         evidence: list[Evidence] = []
-        owners: list[tuple[int, str]] = []
-        for i, (start, record, control, parent) in enumerate(zip(starts, records, controls, parents, strict=True)):
+        owners: list[int] = []
+        for i, (start, record, (_, sample), parent) in enumerate(zip(starts, records, controls, parents, strict=True)):
             if record.trace is None:
                 continue
             # A control that drew no program at all has nothing better to show than what it was to replace.
-            resampled = control.trace or parent
-            for arm, trace in (("repaired", record.trace), ("resampled", resampled), ("original", parent)):
-                evidence.append(Evidence(start.question, trace.observation))
-                owners.append((i, arm))
-        readings: list[dict[str, Any]] = [{} for _ in starts]
-        for (i, arm), reading in zip(owners, self._answerer.read(evidence), strict=True):
-            readings[i][arm] = _reading_fields(reading)
-        return readings
+            evidence += [Evidence(start.question, t.observation) for t in (record.trace, sample or parent, parent)]
+            owners.append(i)
+        readings = iter(self._answerer.read(evidence))
+        benefits = {i: Benefits(next(readings), next(readings), next(readings)) for i in owners}
+        return [benefits.get(i) for i in range(len(starts))]
 
     def _parent_traces(self, starts: Sequence[_Start]) -> list[Trace]:
         jobs = [(start.parent.source, start.question.question) for start in starts if start.parent_trace is None]
@@ -230,20 +255,3 @@ class Harvester:
         for trace in traces:
             Budget(1).spend(trace)
         return traces
-
-
-def _control_fields(control: ControlResult) -> dict[str, Any]:
-    return {
-        "repaired": control.child is not None,
-        "child": control.child,
-        "executions": control.executions,
-        "draws": control.draws,
-        "first_verified": control.first_verified,
-        "coverage": control.coverage,
-        "uncached_calls": control.uncached_calls,
-        "tokens": control.tokens,
-    }
-
-
-def _reading_fields(reading: Benefit) -> dict[str, Any]:
-    return {"em": reading.em, "gold_logprob": reading.gold_logprob, "answer": reading.answer}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, median
 from typing import Any
 
-from rpl.core.records import Repair
+from rpl.core.records import Benefits, Control, Repair
 
 
 def summarise(records: Sequence[Repair]) -> dict[str, Any]:
@@ -20,20 +20,20 @@ def summarise(records: Sequence[Repair]) -> dict[str, Any]:
         `benefit` (means by arm over the questions that all arms have).
     """
     attempted = [record for record in records if record.attempted]
-    controlled = [record for record in attempted if "control" in record.extra]
+    controlled = [(record, record.control) for record in attempted if record.control is not None]
     summary: dict[str, Any] = {
         "questions": len(records),
         "verdicts": dict(sorted(Counter(record.verdict for record in records).items())),
         "repair": _yield(attempted),
-        "by_type": _grouped(attempted, lambda record: str(record.extra.get("type", ""))),
+        "by_type": _grouped(attempted, lambda record: record.type),
         "by_failure": _grouped(attempted, lambda record: record.failure),
         "by_operator": dict(Counter(op for record in attempted for op in record.operators).most_common()),
     }
     if controlled:
         summary["control"] = _control(controlled)
         summary["paired"] = _paired(controlled)
-        if any("benefit" in record.extra for record in controlled):
-            summary["benefit"] = _benefit(controlled)
+        if readings := [record.benefit for record, _ in controlled if record.benefit is not None]:
+            summary["benefit"] = _benefit(readings)
     return summary
 
 
@@ -68,16 +68,17 @@ def _grouped(records: Sequence[Repair], key: Callable[[Repair], str]) -> dict[st
     return {name: _yield(groups[name]) for name in sorted(groups)}
 
 
-def _control(records: Sequence[Repair]) -> dict[str, Any]:
-    controls = [record.extra["control"] for record in records]
-    repaired = [control for control in controls if control["repaired"]]
-    executions = sum(control["executions"] for control in controls)
-    calls = sum(control["uncached_calls"] for control in controls)
+Controlled = Sequence[tuple[Repair, Control]]
+
+
+def _control(pairs: Controlled) -> dict[str, Any]:
+    controls = [control for _, control in pairs]
+    repaired = [control for control in controls if control.repaired]
+    executions = sum(control.executions for control in controls)
+    calls = sum(control.uncached_calls for control in controls)
     # The same success counts only if it came before the repair's own calls were used up.
     within_calls = [
-        record
-        for record in records
-        if record.extra["control"]["repaired"] and record.extra["control"]["uncached_calls"] <= record.uncached_calls
+        record for record, control in pairs if control.repaired and control.uncached_calls <= record.uncached_calls
     ]
     return {
         "failures": len(controls),
@@ -85,20 +86,20 @@ def _control(records: Sequence[Repair]) -> dict[str, Any]:
         "share": _ratio(len(repaired), len(controls)),
         "share_within_uncached_calls": _ratio(len(within_calls), len(controls)),
         "executions": executions,
-        "executions_mean": _average(mean, [control["executions"] for control in controls]),
-        "executions_median": _average(median, [control["executions"] for control in controls]),
+        "executions_mean": _average(mean, [control.executions for control in controls]),
+        "executions_median": _average(median, [control.executions for control in controls]),
         "repairs_per_execution": _ratio(len(repaired), executions),
         "repairs_per_uncached_call": _ratio(len(repaired), calls),
         "uncached_calls": calls,
-        "draws": sum(control["draws"] for control in controls),
-        "tokens": sum(control["tokens"] for control in controls),
-        "coverage_mean": _average(mean, [control["coverage"] for control in controls]),
-        "mutation": _yield(records),
+        "draws": sum(control.draws for control in controls),
+        "tokens": sum(control.tokens for control in controls),
+        "coverage_mean": _average(mean, [control.coverage for control in controls]),
+        "mutation": _yield([record for record, _ in pairs]),
     }
 
 
-def _paired(records: Sequence[Repair]) -> dict[str, int]:
-    table = Counter((_is_repaired(record), bool(record.extra["control"]["repaired"])) for record in records)
+def _paired(pairs: Controlled) -> dict[str, int]:
+    table = Counter((_is_repaired(record), control.repaired) for record, control in pairs)
     return {
         "both": table[True, True],
         "only_mutation": table[True, False],
@@ -107,14 +108,13 @@ def _paired(records: Sequence[Repair]) -> dict[str, int]:
     }
 
 
-def _benefit(records: Sequence[Repair]) -> dict[str, Any]:
-    readings = [record.extra["benefit"] for record in records if "benefit" in record.extra]
+def _benefit(readings: Sequence[Benefits]) -> dict[str, Any]:
     arms = ("repaired", "resampled", "original")
     return {
         "questions": len(readings),
         "arms": {
             arm: {
-                metric: _average(mean, [reading[arm][metric] for reading in readings])
+                metric: _average(mean, [getattr(getattr(reading, arm), metric) for reading in readings])
                 for metric in ("em", "gold_logprob")
             }
             for arm in arms

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rpl.core.errors import DataError
-from rpl.core.records import Repair
+from rpl.core.files import read_appended
+from rpl.core.records import Benefit, Repair, from_dict
 from rpl.evaluation.protocol import Comparison
 from rpl.evaluation.statistics import (
     Estimate,
@@ -22,6 +24,7 @@ from rpl.evaluation.statistics import (
     rate_interval,
     ratio_of_means,
 )
+from rpl.reports.results import set_repair
 
 Readings = Mapping[str, Mapping[str, float]]
 """Question id to values by metric: what the fixed answerer made of one arm's evidence."""
@@ -44,6 +47,42 @@ def attempts_of(repairs: Iterable[Repair]) -> list[Attempt]:
         for repair in repairs
         if repair.attempted
     ]
+
+
+def report_repairs(run_dir: Path, repairs: Path) -> None:
+    """Writes the repair section of `results.json`: all failures, and mutation against its control where that ran.
+
+    Args:
+        run_dir: The run folder.
+        repairs: The repairs file of a harvest.
+    """
+    records = [from_dict(Repair, line) for line in read_appended(repairs)]
+    controlled = [(r, r.control) for r in records if r.control is not None]
+    summary = repair_summary({"mutation": attempts_of(records)}, verdicts=[r.verdict for r in records])
+    if controlled:
+        arms = {
+            "mutation": attempts_of(record for record, _ in controlled),
+            "resample control": [Attempt(r.question_id, c.repaired, c.executions) for r, c in controlled],
+        }
+        paired = repair_summary(arms, benefit=_readings([record for record, _ in controlled]))
+        paired["arms"] = [
+            *({**arm, "name": f"{arm['name']}, all failures"} for arm in summary["arms"]),
+            *({**arm, "name": f"{arm['name']}, where the control ran"} for arm in paired["arms"]),
+        ]
+        summary = {**paired, "failures": summary["failures"], "verdicts": summary["verdicts"]}
+    set_repair(run_dir, summary)
+
+
+def _readings(records: Sequence[Repair]) -> dict[str, Readings] | None:
+    measured = [(r.question_id, r.benefit) for r in records if r.benefit is not None]
+    if not measured:
+        return None
+    arms = {"mutation": "repaired", "resample control": "resampled", "failed program": "original"}
+    return {name: {id_: _metrics(getattr(benefit, arm)) for id_, benefit in measured} for name, arm in arms.items()}
+
+
+def _metrics(benefit: Benefit) -> dict[str, float]:
+    return {"em": benefit.em, "gold_logprob": benefit.gold_logprob}
 
 
 def repair_summary(

@@ -155,6 +155,7 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str],
     say(plan.text)
     schedule, phases = plan.apply(schedule, phases)
     current, policies, repairs = schedule.policy, dict[str, Path](), list[Path]()
+    recorded: str | None = None  # the phase whose rollouts are those of the current policy
     for index, (phase, name) in enumerate(zip(phases, names, strict=True)):
         folder = run.phase(index, name)
         outcome = run.done(folder)
@@ -166,7 +167,7 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str],
             say(f"phase {index + 1}/{len(phases)}: {name}")
             began = time.monotonic()
             limit = Limit(clock, name, schedule.budget_minutes, plan.seconds[index:])
-            outcome = _run_phase(schedule, phase, name, folder, current, policies, repairs, questions, limit)
+            outcome = _run_phase(schedule, phase, name, folder, current, policies, repairs, recorded, questions, limit)
             outcome["seconds"] = round(time.monotonic() - began, 1)
             run.finish(folder, outcome)
             gc.collect()
@@ -177,6 +178,7 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str],
             continue
         if phase.kind in ("rl", "sft"):
             current, policies[name] = str(folder / "policy"), folder / "policy"
+            recorded = name if phase.kind == "rl" else None
         elif phase.kind == "harvest":
             repairs.append(folder / "repairs.jsonl")
     if policies:
@@ -197,6 +199,7 @@ def _run_phase(
     current: str,
     policies: dict[str, Path],
     repairs: list[Path],
+    recorded: str | None,
     questions: QADataModule,
     limit: Limit,
 ) -> dict[str, Any]:
@@ -204,10 +207,11 @@ def _run_phase(
         return _fit(schedule, phase, name, folder, current, repairs, limit)
     with Environment(schedule.environment, progress=say) as environment:
         if phase.kind == "harvest":
-            from rpl.schedule.repairing import harvest_policy, report_repair
+            from rpl.reports.repairs import report_repairs
+            from rpl.schedule.repairing import harvest_policy
 
             train = questions.train_questions_used[: phase.num_questions]
-            out = folder / "repairs.jsonl"
+            out, run_rollouts = folder / "repairs.jsonl", schedule.run.path / "rollouts.jsonl"
             summary = harvest_policy(
                 out,
                 train,
@@ -216,10 +220,12 @@ def _run_phase(
                 style=schedule.style,
                 dtype=schedule.dtype,
                 config=phase.harvest,
+                rollouts=run_rollouts if recorded is not None and run_rollouts.exists() else None,
+                phase=recorded,
                 model_name=os.path.relpath(current, schedule.run.path) if policies else current,
                 enough=limit.reached,
             )
-            report_repair(schedule.run.path, out)
+            report_repairs(schedule.run.path, out)
             everything = [*repairs, out]
             write_text(schedule.run.path / "repairs.jsonl", "".join(p.read_text(encoding="utf-8") for p in everything))
             return {"repairs": str(out.relative_to(schedule.run.path)), "summary": summary}

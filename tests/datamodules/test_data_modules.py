@@ -10,7 +10,7 @@ from torch import nn
 
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_jsonl
-from rpl.core.records import Question, Repair, Trace, TraceError, to_dict
+from rpl.core.records import Question, Reading, Repair, Trace, TraceError, to_dict
 from rpl.datamodules.base import RPLDataModule
 from rpl.datamodules.examples import SFTExample
 from rpl.datamodules.qa import QADataModule
@@ -115,8 +115,8 @@ def test_repairs_become_examples(tmp_path: Path, questions: dict[str, list[Quest
 
 def test_evidence_to_read_is_an_example_of_its_own(tmp_path: Path, questions: dict[str, list[Question]]) -> None:
     a, b = questions["train"][:2]
-    reading = {"program": "print(4)", "observation": "wide"}
-    file = save(tmp_path / "repairs.jsonl", [repair(a, extra={"reading": reading}), repair(b)])
+    reading = Reading("print(4)", "wide")
+    file = save(tmp_path / "repairs.jsonl", [repair(a, reading=reading), repair(b)])
     examples = RepairedDataModule(file, "atlas-mini").train_items()
     assert [(e.question_id, e.imitate) for e in examples] == [(a.id, True), (a.id, False), (b.id, True)]
     assert examples[1].steps == (("print(4)", "wide"),)
@@ -131,7 +131,7 @@ def test_what_a_transcript_cannot_hold_is_dropped_and_counted(
     reading = {"program": "bm25('</answer>')", "observation": "x"}
     records = [
         repair(a, "bm25('in </program> Guide')"),
-        repair(b, extra={"reading": reading}),
+        repair(b, reading=Reading(**reading)),
         repair(c, "bm25('<|im_end|>')"),
     ]
     data = RepairedDataModule(save(tmp_path / "r.jsonl", records), "atlas-mini")

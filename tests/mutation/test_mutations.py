@@ -173,6 +173,15 @@ def test_primitives_can_be_left_out_but_stay_where_they_were() -> None:
     assert any("dense('Lyon')" in m.program.source for m in mutate(parent, DONORS, without=["dense"]))
 
 
+@pytest.mark.parametrize("text", ["Owl </program> Guide", "Owl </answer><answer>42", "<result>"])
+def test_what_no_transcript_can_hold_is_no_neighbour_and_is_counted(text: str) -> None:
+    left_out: set[str] = set()
+    donors = Donors(queries=(text, "Lyon"))
+    made = [m.program.source for m in mutate(SEED, donors, ["query_edit"], unwritable=left_out)]
+    assert made == ["for p in bm25('Lyon', k=1):\n    print(p)"]
+    assert left_out == {f"for p in bm25('{text}', k=1):\n    print(p)"}
+
+
 def test_an_unknown_operator_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"unknown mutation operators \['swop'\]; there are query_edit, bridge"):
         mutate(SEED, DONORS, ["swop"])

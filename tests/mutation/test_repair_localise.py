@@ -28,9 +28,8 @@ def test_each_class_by_construction(kind, trace):
     assert localise(a_question(), trace).kind == kind
 
 
-def test_stage_recall_follows_the_calls():
+def test_the_shares_that_were_fetched_and_printed():
     failure = localise(a_question(), a_trace(printed=("city",), calls=RERANKED))
-    assert [(s.name, s.recall, s.cumulative) for s in failure.stages] == [("bm25", 1.0, 1.0), ("rerank", 0.5, 1.0)]
     assert (failure.fetched, failure.printed, failure.missing) == (1.0, 0.5, ("land",))
 
 

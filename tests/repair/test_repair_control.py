@@ -23,7 +23,7 @@ def run(wanted, draw, config=PLAIN, script=SUCCESS):
     known = {derive_seed(5, "control", t.question.id, i): (t.question.id, i) for t in wanted for i in range(500)}
     sampler = ScriptedSampler(lambda _, seed: draw(*known[seed]))
     executor = ScriptedExecutor(script)
-    results = resample(
+    pairs = resample(
         wanted,
         renderer=TextRenderer(),
         sampler=sampler,
@@ -33,7 +33,8 @@ def run(wanted, draw, config=PLAIN, script=SUCCESS):
         max_printed_tokens=100,
         seed=5,
     )
-    return results, sampler, executor
+    executor.best = [trace for _, trace in pairs]
+    return [control for control, _ in pairs], sampler, executor
 
 
 def program(text):
@@ -54,12 +55,11 @@ def test_the_control_spends_exactly_the_budget_of_the_repair():
 
 
 def test_it_stops_at_the_first_verified_sample():
-    results, _, _ = run(tasks(20), lambda q, i: program(GOOD) if i in (4, 9) else distinct(q, i))
+    results, _, executor = run(tasks(20), lambda q, i: program(GOOD) if i in (4, 9) else distinct(q, i))
     [result] = results
     assert (result.first_verified, result.executions, result.draws, result.tokens) == (4, 5, 5, 15)
     assert result.child == GOOD
-    assert result.trace is not None
-    assert result.trace.source == GOOD
+    assert executor.best[0].source == GOOD
     assert result.coverage == 1.0
 
 
@@ -79,10 +79,9 @@ def test_repeats_are_free_but_draws_are_bounded():
 
 
 def test_the_best_sample_is_kept_for_the_benefit():
-    [result] = run(tasks(8), distinct)[0]
+    [result], _, executor = run(tasks(8), distinct)
     assert result.coverage == 0.5
-    assert result.trace is not None
-    assert "k=7" in result.trace.source
+    assert "k=7" in executor.best[0].source
     assert result.child is None
 
 

@@ -7,7 +7,7 @@ from repair_fakes import ScriptedSampler
 from rpl.atlas.build import materialise
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import append_jsonl, read_jsonl
-from rpl.core.records import Question, Repair, Rollout, Turn, from_dict, to_dict
+from rpl.core.records import Question, Reading, Repair, Rollout, Turn, from_dict, to_dict
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits
 from rpl.mutation.search import RepairConfig
@@ -109,14 +109,14 @@ def test_the_control_runs_on_the_first_failures_with_their_budget(whole):
     out, summary = whole
     records = [record for _, record in read_jsonl(out)]
     attempted = [r for r in records if r["verdict"] in ("repaired", "budget", "exhausted")]
-    controlled = [r for r in records if "control" in r["extra"]]
+    controlled = [r for r in records if r["control"] is not None]
     assert controlled == attempted[:2]
-    assert all(r["extra"]["control"]["executions"] <= r["executions"] for r in controlled)
+    assert all(r["control"]["executions"] <= r["executions"] for r in controlled)
     assert sum(summary["paired"].values()) == summary["control"]["failures"] == 2
     for record in controlled:
         if record["verdict"] == "repaired":
-            assert set(record["extra"]["benefit"]) == {"repaired", "resampled", "original"}
-            assert all({"em", "gold_logprob", "answer"} == set(arm) for arm in record["extra"]["benefit"].values())
+            assert set(record["benefit"]) == {"repaired", "resampled", "original"}
+            assert all({"em", "gold_logprob", "answer"} == set(arm) for arm in record["benefit"].values())
 
 
 def copy_settings(out, folder):
@@ -193,6 +193,15 @@ def test_more_questions_go_on_with_the_file_of_fewer(train, policy, environment,
     assert out.read_bytes() == whole[0].read_bytes()
 
 
+def test_a_harvest_that_has_enough_stops_after_a_chunk_and_can_go_on(train, policy, environment, whole, tmp_path):
+    out = tmp_path / "repairs.jsonl"
+    asked = []
+    summary = run(train[:8], policy, environment, out, enough=lambda: bool(asked.append(1)) or len(asked) == 2)
+    assert (summary["questions"], len(asked)) == (6, 2)
+    run(train[:8], policy, environment, out)
+    assert out.read_bytes() == whole[0].read_bytes()
+
+
 @pytest.mark.parametrize("split", ["test", "val", ""])
 def test_only_train_questions_are_harvested(split, train, policy, environment, tmp_path):
     questions = [train[0], dataclasses.replace(train[1], split=split)]
@@ -206,9 +215,11 @@ def test_a_repeated_question_is_refused(train, policy, environment, tmp_path):
         run([train[0], train[0]], policy, environment, tmp_path / "repairs.jsonl")
 
 
-def rollout(question, source):
-    turn = Turn((1,), (0.0,), "", "stop", program=source)
-    return Rollout(question.id, question.id, 0, 0, (1,), (turn,))
+def rollout(question, *turns):
+    """A recorded rollout; a turn is a program, or a program with its trace."""
+    pairs = [turn if isinstance(turn, tuple) else (turn, None) for turn in turns]
+    made = tuple(Turn((1,), (0.0,), "", "stop", program=source, trace=trace) for source, trace in pairs)
+    return Rollout(question.id, question.id, 0, 0, (1,), made)
 
 
 def test_recorded_rollouts_stand_in_for_samples(train, policy, environment, tmp_path):
@@ -232,11 +243,80 @@ def test_recorded_rollouts_stand_in_for_samples(train, policy, environment, tmp_
 
 def test_the_seed_program_stands_in_where_nothing_parses(train, policy, environment, tmp_path):
     path = tmp_path / "rollouts.jsonl"
-    append_jsonl(path, [to_dict(rollout(train[0], "import os"))])
+    append_jsonl(path, [to_dict(rollout(train[0], "import os", "import sys"))])
     config = dataclasses.replace(CONFIG, control_questions=0)
     run([train[0]], policy, environment, tmp_path / "repairs.jsonl", config, rollouts=path)
     [(_, record)] = read_jsonl(tmp_path / "repairs.jsonl")
     assert record["parent"] == SEED_PROGRAM
+
+
+class Counted(Environment):
+    """Remembers which programs are executed."""
+
+    def __init__(self, environment):
+        super().__init__(environment.config, environment.library)
+        self.ran = []
+        self._inner = environment.executor
+
+    @property
+    def executor(self):
+        return self
+
+    def run_many(self, jobs):
+        self.ran += [source for source, _ in jobs]
+        return self._inner.run_many(jobs)
+
+
+ONLY_STARTS = dataclasses.replace(
+    CONFIG, control_questions=0, repair=RepairConfig(max_executions=1, max_printed_tokens=4096), num_samples=2
+)
+LATER = "for p in bm25(question, k=4):\n    pass"
+
+
+def harvested(question, path, policy, environment, out, **more):
+    counted = Counted(environment)
+    run([question], policy, counted, out, ONLY_STARTS, rollouts=path, **more)
+    [(_, record)] = read_jsonl(out)
+    return record, counted.ran
+
+
+def test_traces_of_all_turns_are_used_as_they_were_recorded(train, policy, environment, tmp_path):
+    question, path = train[0], tmp_path / "rollouts.jsonl"
+    best = f"{LATER}\nprint(1)"
+    traces = [environment.executor.run(source, question.question) for source in (LATER, best)]
+    traces[1] = dataclasses.replace(traces[1], printed_ids=question.gold_docs[:1], fuel=12345)
+    append_jsonl(path, [to_dict(rollout(question, (LATER, traces[0]), (best, traces[1])))])
+    record, ran = harvested(question, path, policy, environment, tmp_path / "a.jsonl")
+    assert record["parent"] == best, "the program of the second turn comes nearest to the gold, as its trace says"
+    assert ran == [best], "nothing but the search itself was executed"
+
+
+@pytest.mark.parametrize("change", ["spelling", "corpus", "void"])
+def test_a_trace_that_does_not_fit_is_not_used(change, train, policy, environment, tmp_path):
+    question, path = train[0], tmp_path / "rollouts.jsonl"
+    trace = environment.executor.run(LATER, question.question)
+    other = {
+        "spelling": {"source": LATER + "  # sure"},
+        "corpus": {"calls": (dataclasses.replace(trace.calls[0], result_ids=("nowhere",)),)},
+        "void": {"infra_error": "retrieval failed"},
+    }[change]
+    append_jsonl(path, [to_dict(rollout(question, (LATER, dataclasses.replace(trace, **other)), "import os"))])
+    _, ran = harvested(question, path, policy, environment, tmp_path / "a.jsonl")
+    assert ran == [LATER, LATER], "once for the start, once for the search"
+
+
+def test_new_samples_are_drawn_where_too_few_are_recorded(train, policy, environment, tmp_path):
+    question, path = train[0], tmp_path / "rollouts.jsonl"
+    lines = [{"phase": phase, "rollout": to_dict(rollout(question, LATER, "import os"))} for phase in ("rl", "rl-2")]
+    append_jsonl(path, [*lines, {"phase": "rl-2", "rollout": to_dict(rollout(question, f"{LATER}\nprint(2)"))}])
+    for phase, wanted in (("rl", {LATER}), ("rl-2", {LATER, f"{LATER}\nprint(2)"})):
+        _, ran = harvested(question, path, policy, environment, tmp_path / f"{phase}.jsonl", phase=phase)
+        assert set(ran) == wanted
+    other = dataclasses.replace(rollout(question, LATER), question_id=train[1].id)
+    append_jsonl(tmp_path / "few.jsonl", [to_dict(other)])
+    _, ran = harvested(question, tmp_path / "few.jsonl", policy, environment, tmp_path / "c.jsonl")
+    assert ran
+    assert LATER not in ran
 
 
 def test_wide_evidence_is_recorded_to_be_read_only_where_it_holds_all_gold(train, policy, environment, tmp_path):
@@ -244,13 +324,13 @@ def test_wide_evidence_is_recorded_to_be_read_only_where_it_holds_all_gold(train
     config = dataclasses.replace(CONFIG, control_questions=0, reading_program=wide)
     run(train[:12], policy, environment, tmp_path / "repairs.jsonl", config)
     records = [from_dict(Repair, record) for _, record in read_jsonl(tmp_path / "repairs.jsonl")]
-    found = {r.question_id: r.extra["reading"] for r in records if "reading" in r.extra}
+    found = {r.question_id: r.reading for r in records if r.reading is not None}
     assert 0 < len(found) < len(records)
     for q in train[:12]:
         trace = environment.executor.run(wide, q.question)
         assert (q.id in found) == (set(q.gold_docs) <= set(trace.printed_ids))
         if q.id in found:
-            assert found[q.id] == {"program": wide, "observation": trace.observation}
+            assert found[q.id] == Reading(wide, trace.observation)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def harvest_failures(
         harvest: Search, control and benefit.
         prompt_style: The prompt that the policy was trained with.
         dtype: Autocast type of sampling.
-        rollouts: Recorded rollouts (rollouts.jsonl of a run) to take the programs from, in place of new samples.
+        rollouts: Recorded rollouts of this policy (rollouts.jsonl of a run): their programs and traces are used; new
+            samples are drawn only for questions that have too few.
     """
     from rpl.datamodules.readers import load_splits
     from rpl.schedule.repairing import harvest_policy
