@@ -6,6 +6,7 @@ helps a passage that was fetched and dropped. Reads gold ids, hence train time o
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,10 @@ class Failure:
     """Share of gold ids that some call returned, in [0, 1]."""
     printed: float
     """Share of gold ids that reached the context, in [0, 1]."""
+    lines: tuple[int, ...] = ()
+    """Lines of the calls by which the evidence can be had, the most promising first. Where some was never fetched, the
+    calls that found gold, from which the rest may be reached; else those that dropped a missing passage which they
+    received, or were the last to return it."""
 
 
 def localise(question: Question, trace: Trace) -> Failure:
@@ -47,6 +52,7 @@ def localise(question: Question, trace: Trace) -> Failure:
         missing=missing,
         fetched=(evidence_scores(fetched, gold) or NO_GOLD).recall,
         printed=(evidence_scores(trace.printed_ids, gold) or NO_GOLD).recall,
+        lines=_lines(gold, missing, trace),
     )
 
 
@@ -64,3 +70,15 @@ def _kind(missing: tuple[str, ...], fetched: set[str], trace: Trace) -> FailureK
 
 def _received(call: PrimitiveCall) -> tuple[str, ...]:
     return PRIMITIVES[call.name].passage_ids(call.args) if call.name in PRIMITIVES else ()
+
+
+def _lines(gold: tuple[str, ...], missing: tuple[str, ...], trace: Trace) -> tuple[int, ...]:
+    if not set(missing).issubset(trace.fetched_ids):
+        calls = [call for call in trace.calls if not set(gold).isdisjoint(call.result_ids)]
+        return tuple(dict.fromkeys(call.line for call in calls if call.line is not None))
+    lost: Counter[int | None] = Counter()
+    for id_ in missing:
+        dropped = [call for call in trace.calls if id_ in _received(call) and id_ not in call.result_ids]
+        returned = [call for call in trace.calls if id_ in call.result_ids]
+        lost.update({call.line for call in dropped[:1] or returned[-1:]})
+    return tuple(line for line, _ in lost.most_common() if line is not None)

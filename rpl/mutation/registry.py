@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -45,6 +45,7 @@ def mutate(
     operators: Collection[str] | None = None,
     *,
     without: Collection[str] = (),
+    lines: Sequence[int] = (),
     unwritable: set[str] | None = None,
 ) -> Iterator[Mutant]:
     """Yields the neighbours of a program, each once, never the program itself.
@@ -56,6 +57,7 @@ def mutate(
         donors: What edits may insert.
         operators: Names of the operators to use, all by default. They take turns in the order of `OPERATORS`.
         without: Primitives that edits must not introduce, such as `dense` where no dense index is loaded.
+        lines: Lines of the parent's canonical text; each operator edits the statements that begin there first.
         unwritable: Collects the texts that are no neighbours because they cannot be written inside the tags of a
             transcript: no policy could learn to write them.
 
@@ -71,7 +73,7 @@ def mutate(
     if unknown := chosen - set(OPERATORS):
         raise ConfigError(f"unknown mutation operators {sorted(unknown)}; there are {', '.join(OPERATORS)}")
     names = [name for name in OPERATORS if name in chosen]
-    return _take_turns(program, donors, names, frozenset(without), set() if unwritable is None else unwritable)
+    return _take_turns(program, donors, names, frozenset(without), lines, set() if unwritable is None else unwritable)
 
 
 def _take_turns(
@@ -79,13 +81,14 @@ def _take_turns(
     donors: Donors,
     names: list[str],
     without: frozenset[str],
+    lines: Sequence[int],
     unwritable: set[str],
 ) -> Iterator[Mutant]:
     tree = program.tree
     unbound = unbound_names(tree)
     barred = without - called_names(tree)
     seen = {program}
-    streams = [(name, OPERATORS[name].edits(program, donors)) for name in names]
+    streams = [(name, _ranked(OPERATORS[name].edits(program, donors), lines)) for name in names]
     while streams:
         running = []
         for name, stream in streams:
@@ -100,6 +103,15 @@ def _take_turns(
                     yield Mutant(child, name, edit.text)
                     break
         streams = running
+
+
+def _ranked(edits: Iterator[Edit], lines: Sequence[int]) -> Iterator[Edit]:
+    """Puts the edits within the statements of some lines first, line by line; keeps the order otherwise."""
+    if not lines:
+        return edits
+    return iter(
+        sorted(edits, key=lambda edit: next((i for i, at in enumerate(lines) if edit.site.within(at)), len(lines)))
+    )
 
 
 def _applied(tree: ast.Module, edit: Edit, unbound: set[str], barred: frozenset[str]) -> Program | None:

@@ -46,7 +46,7 @@ def neighbours(
     named = {name for tier in tiers for name in tier}
     rest = tuple(name for name in OPERATORS if name not in named)
     for tier in (*tiers, rest):
-        yield from mutate(program, donors, tier, without=without, unwritable=unwritable)
+        yield from mutate(program, donors, tier, without=without, lines=failure.lines, unwritable=unwritable)
 
 
 def failure_class(failure: Failure) -> str:

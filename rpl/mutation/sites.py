@@ -38,6 +38,10 @@ class Site:
         """Line in the canonical text."""
         return next((n.lineno for n in (self.node, *reversed(self.ancestors)) if hasattr(n, "lineno")), 1)
 
+    def within(self, line: int) -> bool:
+        """Whether the node is, or stands in, a statement that begins in a line."""
+        return any(isinstance(n, ast.stmt) and n.lineno == line for n in (*self.ancestors, self.node))
+
     @property
     def is_statement(self) -> bool:
         """Whether the node is a statement in a block."""

@@ -33,6 +33,20 @@ def test_the_shares_that_were_fetched_and_printed():
     assert (failure.fetched, failure.printed, failure.missing) == (1.0, 0.5, ("land",))
 
 
+def test_the_lines_by_which_the_evidence_can_be_had():
+    def lines(**changes):
+        return localise(a_question(), a_trace(**changes)).lines
+
+    search, rerank = RERANKED
+    assert lines(printed=("city",), calls=RERANKED) == (2,), "the call that dropped it"
+    assert lines(printed=(), calls=RERANKED) == (2,), "the last that returned one, and the one that dropped the other"
+    assert lines(printed=("city",), calls=(search,)) == (1,), "fetched and not printed"
+    hop = PrimitiveCall("links", {"passage": "city", "k": 1}, ("other",), line=3)
+    assert lines(printed=("city",), calls=(hop, rerank)) == (2,), "never fetched: go on from what was found"
+    assert lines(printed=(), calls=(hop,)) == ()
+    assert lines(printed=("city", "land"), calls=RERANKED) == ()
+
+
 def test_without_gold_only_crashes_are_told_apart():
     question = a_question(gold_docs=())
     assert localise(question, a_trace()).kind == "none"

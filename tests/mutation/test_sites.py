@@ -101,6 +101,22 @@ def test_the_neighbours_come_in_this_order() -> None:
     assert found == STREAM
 
 
+def test_statements_of_the_named_lines_are_edited_first() -> None:
+    parent = parse("print(bm25('a'))\nfor p in bm25('b', k=1):\n    print(p)")
+    donors = Donors(("Lyon", "Porto"))
+
+    def lines_of(*lines: int) -> list[str]:
+        return [m.edit.split(":")[0] for m in mutate(parent, donors, ["query_edit"], lines=lines)]
+
+    assert lines_of() == ["line 1", "line 2"] * 3
+    assert lines_of(2) == ["line 2"] * 3 + ["line 1"] * 3
+    assert lines_of(1, 2) == ["line 1"] * 3 + ["line 2"] * 3
+    assert lines_of(3) == lines_of(), "no query stands in that statement"
+    inside = mutate(parent, Donors(constants=("x",)), ["add_filter", "change_k"], lines=(2,))
+    assert next(inside).edit == "line 2: bm25 k 1 -> 2"
+    assert next(inside).edit == "line 3: print only if 'x' in p.text"
+
+
 def test_tiers_come_from_the_operators_themselves() -> None:
     assert PREFERENCES["lost_in_rerank"] == (
         ("change_k", "unfuse", "remove_rerank"),
