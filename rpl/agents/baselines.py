@@ -19,8 +19,7 @@ from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import canonical
 from rpl.retrieval.base import MAX_K
 from rpl.retrieval.library.counting import CallCounts
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest
-from rpl.rollouts.recovery import run_with_retries
+from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
 from rpl.sampling.sampler import Completion, Sampler, SamplingParams
 from rpl.sampling.single_turn import complete
 
@@ -95,7 +94,7 @@ class Policy(System):
     def answer(self, questions: Sequence[Question]) -> list[Rollout]:
         """Runs the multi-turn loop."""
         requests = [RolloutRequest(q, _group(q), 0, derive_seed(self._seed, "eval", q.id)) for q in questions]
-        return run_with_retries(
+        return run_rollouts(
             requests,
             renderer=self._renderer,
             sampler=self._sampler,

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rpl.core.errors import ConfigError
-from rpl.environment.watched import WatchedExecutor
+from rpl.environment.faults import FaultTolerantExecutor
 from rpl.executors.base import ExecutionLimits, Executor, TokenCounter
 from rpl.executors.isolation.layers import unknown
 from rpl.executors.parent.sandbox import SandboxExecutor
@@ -30,9 +30,10 @@ class EnvironmentConfig:
     workers: int = 2
     """Sandbox worker processes, and so programs that run at once."""
     infra_retries: int = 2
-    """How often a failed retrieval call is tried again before its program counts as failed by infrastructure."""
+    """How often a program that retrieval or the sandbox failed is run again before its rollout is void: at once, then
+    when retrieval answers canary queries again. This is the only number of retries; see `rpl.environment.faults`."""
     health: HealthConfig = field(default_factory=HealthConfig)
-    """Canary queries, reruns of programs that infrastructure failed, and how long a run waits for retrieval."""
+    """Canary queries, and how long a run waits for retrieval."""
     min_answerable: float = 0.05
     """Least share of the questions with gold passages whose gold the corpus has, in [0, 1]; training, harvests and
     evaluations below it are refused before they begin. 0 refuses nothing."""
@@ -107,7 +108,9 @@ class Environment:
             RetrieverError: The library is not healthy.
         """
         if self._executor is None:
-            self._executor = WatchedExecutor(self.sandbox, HealthWatch(self.library, self.config.health))
+            self._executor = FaultTolerantExecutor(
+                self.sandbox, HealthWatch(self.library, self.config.health), self.config.infra_retries
+            )
         return self._executor
 
     @property
@@ -115,7 +118,7 @@ class Environment:
         """What runs the programs, without the watch; made at first use."""
         if self._sandbox is None:
             config = self.config
-            executor = SandboxExecutor(config.limits, config.workers, config.infra_retries, config.require_layers)
+            executor = SandboxExecutor(config.limits, config.workers, 0, config.require_layers)
             if config.require_layers:
                 executor.layers()  # says so now where one is missing, not at the first program
             executor.attach(self.library)

@@ -16,8 +16,8 @@ from rpl.core.errors import CheckpointError, ConfigError
 from rpl.core.progress import say
 from rpl.core.records import Question, Rollout, to_dict
 from rpl.environment.environment import Environment, EnvironmentConfig
+from rpl.environment.faults import VoidRate
 from rpl.environment.gold import check_gold
-from rpl.environment.void_rate import InfraGuard
 from rpl.modules.learning_rate import lr_factor
 from rpl.modules.parts.collectives import Ranks
 from rpl.modules.parts.evaluator import Evaluator
@@ -127,7 +127,7 @@ class PolicyModule(LightningModule, ABC):
         """`policy_model.model`, registered as a submodule."""
         self.iteration = 0
         """Iterations (training steps) that were completed, over all resumes."""
-        self.guard = InfraGuard(max_void_rate)
+        self.guard = VoidRate(max_void_rate)
         """Counts void training rollouts."""
 
     @abstractmethod
@@ -244,7 +244,7 @@ class PolicyModule(LightningModule, ABC):
         """The processes of the run."""
         return Ranks(self.global_rank, self.world_size, self.device)
 
-    def roll_out(self, requests: Sequence[RolloutRequest], config: RolloutConfig, guard: InfraGuard) -> Rollouts:
+    def roll_out(self, requests: Sequence[RolloutRequest], config: RolloutConfig, guard: VoidRate) -> Rollouts:
         """Makes rollouts with the current weights; collective, see `RolloutEngine.run`."""
         return self.engine.run(requests, config, self.policy_model, guard, self.ranks)
 

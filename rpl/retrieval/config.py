@@ -28,9 +28,7 @@ class RemoteConfig:
     primitive: Literal["bm25", "dense"] = "dense"
     """`search-r1`: the primitive that such a server answers; its protocol does not say what it runs."""
     timeout_s: float = 4.0
-    """Seconds that one call may take, retries included. Keep it below `limits.call_s`."""
-    retries: int = 3
-    """How often a call is made again that was refused, cut off, answered with a server error or with garbage."""
+    """Seconds that one call may take, the waits that a busy server asks for included. Keep it below `limits.call_s`."""
     start_s: float = 60.0
     """Seconds to wait at the start for a server that is still loading."""
     connections: int = 64
@@ -46,7 +44,7 @@ class RemoteConfig:
                 raise ConfigError(f"library.remote.{name} must be one of {', '.join(allowed)}, got {value!r}")
         if not self.timeout_s > 0:
             raise ConfigError(f"library.remote.timeout_s must be positive, got {self.timeout_s}")
-        for name, least in (("retries", 0), ("start_s", 0), ("connections", 1)):
+        for name, least in (("start_s", 0), ("connections", 1)):
             if not getattr(self, name) >= least:
                 raise ConfigError(f"library.remote.{name} must be at least {least}, got {getattr(self, name)}")
 

@@ -2,7 +2,7 @@
 
 Rollouts advance on their own: while the programs of some run in the background, others are decoded, and a rollout that
 is over gives its place to the next request. A failed program is shown to the policy and the rollout goes on. Failed
-retrieval ends the rollout and makes it void (`Rollout.infra_error`); who calls the loop decides with `InfraGuard`
+retrieval ends the rollout and makes it void (`Rollout.infra_error`); who calls the loop decides with `VoidRate`
 whether the run may go on.
 """
 
@@ -113,7 +113,8 @@ def run_rollouts(
 
     Equal inputs give equal rollouts, however long anything takes: programs that were completed in one step of the
     sampler run during its next step and are waited for right after it, and each different program of a question is run
-    once (a run that infrastructure failed does not count).
+    once (a run that infrastructure failed does not count). Rollouts that asked retrieval while it could not be trusted
+    (`Executor.verify`) are made once more.
 
     Args:
         requests: What to roll out; those with equal prompts are started one after the other.
@@ -132,22 +133,45 @@ def run_rollouts(
         BaseException: Whatever sampler or executor raise, as it is; no thread is left behind.
     """
     check_context(config.max_context_tokens, sampler.max_positions, "the policy")
-    rows = [_Row(index, request, renderer) for index, request in enumerate(requests)]
     timing = RolloutTiming() if timing is None else timing
+
+    def make(wanted: Sequence[RolloutRequest]) -> list[Rollout]:
+        return _make(wanted, renderer, sampler, executor, config, progress or (lambda _: None), timing)
+
+    rollouts = make(requests)
+    if (cause := executor.verify()) is None:
+        return rollouts
+    # What these rollouts read may be wrong. Retrieval works again by now, and their requests name the same noise.
+    numbers = [number for number, rollout in enumerate(rollouts) if _asked_retrieval(rollout)]
+    again = make([requests[number] for number in numbers])
+    cause = executor.verify()
+    for number, rollout in zip(numbers, again, strict=True):
+        rollouts[number] = rollout if cause is None else _distrusted(rollout, cause)
+    return rollouts
+
+
+def _make(
+    requests: Sequence[RolloutRequest],
+    renderer: Renderer,
+    sampler: Sampler,
+    executor: Executor,
+    config: RolloutConfig,
+    progress: Progress,
+    timing: RolloutTiming,
+) -> list[Rollout]:
+    rows = [_Row(index, request, renderer) for index, request in enumerate(requests)]
     start = time.perf_counter()
     # Programs count tokens in their thread while observations are rendered in this one. A fast tokenizer allows that
     # unless an option of it changes meanwhile; this sets the option that both use.
     renderer.count_tokens("")
     with sampler.open() as session, BackgroundPrograms(executor) as programs:
         try:
-            _Loop(rows, renderer, session, programs, config, progress or (lambda _: None), timing).run()
+            _Loop(rows, renderer, session, programs, config, progress, timing).run()
         finally:
             timing.prefilled_tokens += session.prefilled_tokens
             timing.execute_s += programs.seconds
             timing.wall_s += time.perf_counter() - start
-    rollouts = [row.rollout() for row in rows]
-    cause = executor.verify()
-    return rollouts if cause is None else [_distrusted(rollout, cause) for rollout in rollouts]
+    return [row.rollout() for row in rows]
 
 
 class _Row:
@@ -316,6 +340,10 @@ def _together(rows: Sequence[_Row]) -> list[_Row]:
     for row in rows:
         first.setdefault(row.prompt, row.index)
     return sorted(rows, key=lambda row: first[row.prompt])
+
+
+def _asked_retrieval(rollout: Rollout) -> bool:
+    return any(trace.calls for trace in rollout.traces)
 
 
 def _distrusted(rollout: Rollout, cause: str) -> Rollout:

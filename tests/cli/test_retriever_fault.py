@@ -61,7 +61,7 @@ def test_a_healthy_retriever_trains_in_the_same_set_up(tmp_path):
     assert len(policies) == 1
 
 
-@pytest.mark.parametrize("fail_every", [2])
+@pytest.mark.parametrize("fail_every", [5])
 def test_a_fault_that_a_retry_mends_voids_nothing(tmp_path, fail_every):
     error, changed, _ = fit(tmp_path, fail_every)
     assert error is None
@@ -78,8 +78,8 @@ def test_a_server_that_is_killed_in_mid_run_stops_it_before_anything_is_learnt(t
             server.kill()
         return write(seed, turn)
 
-    library = LibraryConfig(corpus=server.url, remote=RemoteConfig(timeout_s=1.0, retries=1))
-    config = EnvironmentConfig(library, workers=1, infra_retries=0, health=HealthConfig(wait_s=0.5))
+    library = LibraryConfig(corpus=server.url, remote=RemoteConfig(timeout_s=1.0))
+    config = EnvironmentConfig(library, workers=1, infra_retries=1, health=HealthConfig(wait_s=0.5))
     try:
         error, changed, policies = fit(tmp_path, environment=Environment(config), write=write_then_kill)
     finally:

@@ -46,12 +46,11 @@ def test_nothing_is_opened_before_it_is_needed(opened):
 
 
 def test_library_and_executor_are_made_once_from_the_config(opened):
-    config = EnvironmentConfig(LibraryConfig(corpus="atlas-mini"), ExecutionLimits(calls=3), workers=1, infra_retries=0)
+    config = EnvironmentConfig(LibraryConfig(corpus="atlas-mini"), ExecutionLimits(calls=3), workers=1)
     with Environment(config) as environment:
         assert environment.library is environment.library
         assert environment.executor is environment.executor
         assert (environment.sandbox.limits.calls, environment.sandbox.workers) == (3, 1)
-        assert environment.sandbox.infra_retries == 0
         assert environment.executor.run("print(bm25(question, k=1))", "q").printed_ids == ("p0",)
     ((used, library),) = opened
     assert used.corpus == "atlas-mini"

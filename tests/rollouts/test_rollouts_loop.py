@@ -12,7 +12,7 @@ from patience import patience
 
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.records import Rollout, Trace, Turn
-from rpl.environment.void_rate import InfraGuard, binomial_tail
+from rpl.environment.faults import VoidRate, binomial_tail
 from rpl.policy.renderer import Action, Renderer
 from rpl.rollouts.background import BackgroundPrograms
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming, run_rollouts
@@ -457,18 +457,18 @@ def rollout(void):
 
 
 def test_the_guard_drops_void_rollouts_and_counts_them():
-    guard = InfraGuard(max_rate=0.5)
+    guard = VoidRate(max_rate=0.5)
     kept = guard.check([rollout(False), rollout(True), rollout(False)])
     assert [r.infra_error for r in kept] == [None, None]
     assert guard.rate == pytest.approx(1 / 3)
 
 
 def test_the_guard_forgives_what_may_be_chance_and_stops_at_what_is_not():
-    guard = InfraGuard()
+    guard = VoidRate()
     guard.check([rollout(True)] * 2 + [rollout(False)] * 30)
     with pytest.raises(RetrieverError, match=r"5 of 64 .*allowed 0.50%.*no route to host"):
         guard.check([rollout(True)] * 3 + [rollout(False)] * 29)
-    assert InfraGuard(max_rate=0.2).check([rollout(True)] * 5 + [rollout(False)] * 27)
+    assert VoidRate(max_rate=0.2).check([rollout(True)] * 5 + [rollout(False)] * 27)
 
 
 def test_the_stopping_rule_is_a_binomial_test():
@@ -482,10 +482,10 @@ def test_the_stopping_rule_is_a_binomial_test():
 
 def test_a_batch_that_is_void_as_a_whole_stops_the_run_at_once():
     with pytest.raises(RetrieverError, match=r"all 2 rollouts.*no route to host \(2×\)"):
-        InfraGuard(max_rate=1.0).check([rollout(True)] * 2)
-    assert InfraGuard().check([]) == []
+        VoidRate(max_rate=1.0).check([rollout(True)] * 2)
+    assert VoidRate().check([]) == []
 
 
 def test_the_guard_checks_its_settings():
     with pytest.raises(ConfigError, match="max_rate"):
-        InfraGuard(max_rate=2.0)
+        VoidRate(max_rate=2.0)

@@ -9,12 +9,12 @@ from torch import nn
 
 from rpl.core.records import Question, Rollout
 from rpl.core.seeds import derive_seed
-from rpl.environment.void_rate import InfraGuard
+from rpl.environment.faults import VoidRate
 from rpl.modules.parts.rollout_engine import Rollouts
 from rpl.modules.parts.rollout_metrics import RolloutMetrics
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest
 
-RollOut = Callable[[Sequence[RolloutRequest], RolloutConfig, InfraGuard], Rollouts]
+RollOut = Callable[[Sequence[RolloutRequest], RolloutConfig, VoidRate], Rollouts]
 """Makes rollouts: a `RolloutEngine` with its policy."""
 
 
@@ -40,7 +40,7 @@ class Evaluator(nn.Module):
             max_new_tokens=max_new_tokens or rollout.max_new_tokens,
         )
         self.metrics = RolloutMetrics()
-        self.guard = InfraGuard(max_void_rate)
+        self.guard = VoidRate(max_void_rate)
         self.seed = seed
 
     def answer(self, questions: Sequence[Question], roll_out: RollOut) -> list[Rollout]:

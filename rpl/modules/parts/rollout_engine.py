@@ -10,13 +10,12 @@ from typing import Literal
 from rpl.core.errors import RetrieverError, RPLError
 from rpl.core.records import Rollout
 from rpl.environment.environment import Environment
-from rpl.environment.void_rate import InfraGuard
+from rpl.environment.faults import VoidRate
 from rpl.modules.parts.collectives import Ranks
 from rpl.modules.parts.policy_model import PolicyModel
 from rpl.policy.sharding import gathered
 from rpl.retrieval.library.counting import CallCounts
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming
-from rpl.rollouts.recovery import run_with_retries
+from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming, run_rollouts
 from rpl.sampling.sampler import Sampler
 
 
@@ -57,7 +56,7 @@ class RolloutEngine:
         requests: Sequence[RolloutRequest],
         config: RolloutConfig,
         policy: PolicyModel,
-        guard: InfraGuard,
+        guard: VoidRate,
         ranks: Ranks,
     ) -> Rollouts:
         """Makes rollouts with the current weights. Collective; ranks may bring different numbers of requests.
@@ -81,7 +80,7 @@ class RolloutEngine:
         rollouts: list[Rollout] = []
         with gathered(policy.model) if sampler.runs_model else nullcontext():
             try:
-                rollouts = run_with_retries(
+                rollouts = run_rollouts(
                     requests,
                     renderer=policy.renderer,
                     sampler=sampler,

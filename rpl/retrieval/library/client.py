@@ -1,4 +1,8 @@
-"""The client end of HTTP: one deadline a request, retries with jitter, and every failure a `RetrieverError`."""
+"""The client end of HTTP: one deadline a request, and every failure a `RetrieverError`.
+
+A server that says when it wants to be asked again (503 or 429 with `Retry-After`) is asked again then, within the
+deadline. Nothing else is: what to do about faults is decided in one place, `rpl.environment.faults`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,13 @@ from rpl.core.errors import RetrieverError
 from rpl.retrieval.config import RemoteConfig
 from rpl.retrieval.library.wire import parse_json
 
-BACKOFF_S = 0.1
-"""The pause before a retry is drawn from [0, BACKOFF_S * 2 ** attempt]; a server's `Retry-After` is added."""
+SPREAD_S = 0.1
+"""Seconds over which requests that were sent away together come again."""
 
 MAX_REPLY = 64 * 1024 * 1024
 """The longest reply that is read, in bytes."""
 
-_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+_BUSY = frozenset({429, 503})
 
 
 class Client:
@@ -26,7 +30,7 @@ class Client:
 
     Args:
         url: The server, such as `http://localhost:8000`.
-        config: Deadline, retries and connections.
+        config: Deadline and connections.
         transport: Replaces the network, for tests.
     """
 
@@ -47,7 +51,7 @@ class Client:
         """Sends a JSON value and returns the one that the server answers with.
 
         Raises:
-            RetrieverError: There was no sound answer before the deadline, retries included.
+            RetrieverError: There was no sound answer before the deadline.
         """
         return self._request("POST", path, body)
 
@@ -57,45 +61,27 @@ class Client:
 
     def _request(self, method: str, path: str, body: Any) -> Any:
         deadline = time.monotonic() + self._config.timeout_s
-        attempt = 0
         while True:
-            try:
-                return self._once(method, path, body, deadline)
-            except _Retry as failure:
-                pause = failure.after_s + random.uniform(0.0, BACKOFF_S * 2**attempt)
-                if attempt == self._config.retries or time.monotonic() + pause >= deadline:
-                    tries = f" ({attempt + 1} tries)" if attempt else ""
-                    raise RetrieverError(f"{self.url}{path}: {failure}{tries}") from failure.__cause__
-            attempt += 1
+            response, data = self._once(method, path, body, deadline)
+            pause = _asked_to_wait(response)
+            if pause is None or time.monotonic() + pause >= deadline:
+                break
             time.sleep(pause)
+        where = f"{self.url}{path}"
+        if response.status_code != 200:
+            raise RetrieverError(f"{where}: {_reason(response.status_code, data)}")
+        return parse_json(data, where)
 
-    def _once(self, method: str, path: str, body: Any, deadline: float) -> Any:
+    def _once(self, method: str, path: str, body: Any, deadline: float) -> tuple[httpx2.Response, bytes]:
         where = f"{self.url}{path}"
         left = max(0.001, deadline - time.monotonic())
         try:
             with self._http.stream(method, where, json=body, timeout=left) as response:
-                data = _read(response, deadline)
+                return response, _read(response, deadline)
         except httpx2.TimeoutException as error:
-            # Asking again would only add to the load of a server that is slow already.
             raise RetrieverError(f"{where} did not answer within {self._config.timeout_s:g} s") from error
         except (httpx2.TransportError, httpx2.DecodingError) as error:
-            raise _Retry(f"{type(error).__name__}: {error}") from error
-        if response.status_code in _AGAIN:
-            raise _Retry(_reason(response.status_code, data), _retry_after(response))
-        if response.status_code != 200:
-            raise RetrieverError(f"{where}: {_reason(response.status_code, data)}")
-        try:
-            return parse_json(data, where)
-        except RetrieverError as error:
-            raise _Retry(str(error)) from error
-
-
-class _Retry(Exception):  # noqa: N818 - it is caught, never shown
-    """An attempt failed in a way that another one may not."""
-
-    def __init__(self, message: str, after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.after_s = after_s
+            raise RetrieverError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _read(response: httpx2.Response, deadline: float) -> bytes:
@@ -106,7 +92,7 @@ def _read(response: httpx2.Response, deadline: float) -> bytes:
         parts.append(part)
         size += len(part)
         if size > MAX_REPLY:
-            raise _Retry(f"the reply is longer than {MAX_REPLY} bytes")
+            raise RetrieverError(f"the reply is longer than {MAX_REPLY} bytes")
         if time.monotonic() > deadline:
             raise httpx2.ReadTimeout("the reply was not complete before the deadline")
     return b"".join(parts)
@@ -117,8 +103,11 @@ def _reason(status: int, data: bytes) -> str:
     return f"HTTP {status}{': ' if text else ''}{text}"
 
 
-def _retry_after(response: httpx2.Response) -> float:
+def _asked_to_wait(response: httpx2.Response) -> float | None:
+    """Returns the seconds after which a busy server wants to be asked again, spread out a little, or `None`."""
+    if response.status_code not in _BUSY or "retry-after" not in response.headers:
+        return None
     try:
-        return max(0.0, float(response.headers.get("retry-after", "0")))
+        return max(0.0, float(response.headers["retry-after"])) + random.uniform(0.0, SPREAD_S)
     except ValueError:
-        return 0.0
+        return None

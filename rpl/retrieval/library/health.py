@@ -40,9 +40,6 @@ class HealthConfig:
     """Seconds between canary queries while programs run. They are sent once more before rollouts are used."""
     canary_s: float = 60.0
     """Seconds within which canary queries, or the checks before a run, must be answered."""
-    reruns: int = 1
-    """How often a program that infrastructure failed is run again, once canary queries are answered, before its rollout
-    is void."""
     wait_s: float = 300.0
     """Seconds that a run pauses for retrieval to come back. After that its rollouts are void, which stops it."""
 
@@ -50,9 +47,8 @@ class HealthConfig:
         for name in ("canary_every_s", "canary_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"environment.health.{name} must be positive, got {getattr(self, name)}")
-        for name in ("reruns", "wait_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"environment.health.{name} must be at least 0, got {getattr(self, name)}")
+        if not self.wait_s >= 0:
+            raise ConfigError(f"environment.health.wait_s must be at least 0, got {self.wait_s}")
 
 
 @dataclass(frozen=True, slots=True)

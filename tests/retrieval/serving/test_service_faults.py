@@ -11,13 +11,13 @@ from helpers_server import ServerProcess
 
 from rpl.core.errors import RetrieverError
 from rpl.environment.environment import Environment, EnvironmentConfig
-from rpl.environment.void_rate import InfraGuard
+from rpl.environment.faults import VoidRate
 from rpl.retrieval.config import LibraryConfig, RemoteConfig
 from rpl.retrieval.library.health import HealthConfig
 
 PROGRAM = "for p in bm25(question, k=2):\n    print(p)\n"
 QUESTION = "capital of Mongolia"
-REMOTE = RemoteConfig(timeout_s=5.0, retries=1, start_s=60.0)
+REMOTE = RemoteConfig(timeout_s=5.0, start_s=60.0)
 HASTY = replace(REMOTE, timeout_s=0.5)
 
 
@@ -44,7 +44,7 @@ def running(server, monkeypatch):
 def open_environment(url, wait_s=0.0, remote=REMOTE, **health):
     health = {"canary_every_s": 1e-3, "canary_s": 10.0, "wait_s": wait_s} | health
     config = LibraryConfig(corpus=url, cache_size=0, remote=remote)
-    return Environment(EnvironmentConfig(config, workers=1, infra_retries=0, health=HealthConfig(**health)))
+    return Environment(EnvironmentConfig(config, workers=1, health=HealthConfig(**health)))
 
 
 def run(environment):
@@ -55,7 +55,7 @@ def run(environment):
 def stops_a_run(trace):
     """The message with which a batch of such rollouts ends a run."""
     with pytest.raises(RetrieverError) as caught:
-        InfraGuard().check([SimpleNamespace(infra_error=trace.infra_error)])
+        VoidRate().check([SimpleNamespace(infra_error=trace.infra_error)])
     return str(caught.value)
 
 
@@ -112,7 +112,7 @@ def test_a_hung_server_voids_and_one_that_goes_on_lets_the_run_resume(running, c
         wanted = run(environment)
         environment.library.client._config = replace(REMOTE, timeout_s=1.0)
         running.signal(signal.SIGSTOP)
-        timer = threading.Timer(3.0, running.signal, [signal.SIGCONT])
+        timer = threading.Timer(6.0, running.signal, [signal.SIGCONT])
         timer.start()
         trace = run(environment)
         timer.join()

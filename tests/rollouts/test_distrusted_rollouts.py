@@ -1,10 +1,9 @@
-"""Void rollouts are made once more, and what ran on retrieval that cannot be trusted is void."""
+"""What ran on retrieval that cannot be trusted is made once more, and is void if that does not help."""
 
 from helpers_rollouts import ScriptedSampler, TableExecutor, question
 
 from rpl.policy.renderer import Renderer
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest
-from rpl.rollouts.recovery import run_with_retries
+from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
 
 TABLE = {"print(1)": "[p1] Lyon: Lyon is a city in France."}
 
@@ -34,7 +33,7 @@ def make(tokenizer, executor):
 
     sampler = ScriptedSampler(script, tokenizer)
     requests = [RolloutRequest(question(f"Where is {seed}?"), "g", seed, seed) for seed in (1, 2, 3)]
-    return run_with_retries(
+    return run_rollouts(
         requests,
         renderer=Renderer(tokenizer),
         sampler=sampler,
@@ -63,7 +62,8 @@ def test_rollouts_that_stay_void_say_why(tokenizer):
     assert [r.answer for r in rollouts] == ["1", "2", "3"]
 
 
-def test_a_fault_of_one_program_is_mended_by_the_second_try(tokenizer):
+def test_a_program_that_failed_for_good_is_not_run_again(tokenizer):
+    """The executor has tried it as often as it may."""
     executor = Moody(infra=("print(1)",))
-    assert [r.infra_error for r in make(tokenizer, executor)] == [None, None, None]
-    assert len(executor.jobs) == 4
+    assert [r.infra_error for r in make(tokenizer, executor)] == ["server down", "server down", None]
+    assert len(executor.jobs) == 2
