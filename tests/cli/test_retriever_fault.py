@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from fault_injection import FaultInjection
 from helpers_rollouts import ScriptedSampler
 from helpers_server import ServerProcess
 
 from rpl.core.errors import RetrieverError
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.retrieval.config import LibraryConfig, RemoteConfig
-from rpl.retrieval.library.faults import FaultInjection
 from rpl.retrieval.library.health import HealthConfig
 from rpl.retrieval.library.opening import open_library
 from rpl.training.lightning_cli import RPLCLI

@@ -2,6 +2,7 @@
 
 import pytest
 from helpers_rollouts import ScriptedSampler, TableExecutor, question
+from rpl.retrieval.library.faults import FaultInjection
 
 from rpl.core.errors import RetrieverError
 from rpl.core.records import Trace
@@ -11,7 +12,6 @@ from rpl.policy.renderer import Renderer
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.keyword.memory import MemoryBM25
 from rpl.retrieval.keyword.tokens import Tokenizer
-from rpl.retrieval.library.faults import FaultInjection
 from rpl.retrieval.library.health import HealthConfig, HealthWatch
 from rpl.retrieval.library.library import LocalLibrary
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts

@@ -30,11 +30,6 @@ class CallCounts:
         """All calls with right arguments."""
         return self.ok + self.empty + self.failed
 
-    @property
-    def failed_rate(self) -> float:
-        """Share of attempted calls that failed, in [0, 1]; 0 before the first."""
-        return self.failed / self.attempted if self.attempted else 0.0
-
     def __add__(self, other: CallCounts) -> CallCounts:
         return CallCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 

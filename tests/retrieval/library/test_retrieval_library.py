@@ -2,13 +2,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from fault_injection import FaultInjection
 
 from rpl.core.errors import PrimitiveError, RetrieverError
 from rpl.retrieval.base import MAX_K, Retriever
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.library.counting import CallCounts
-from rpl.retrieval.library.faults import FaultInjection
 from rpl.retrieval.library.library import MAX_QUERY_CHARS, MAX_RERANK, LocalLibrary
 from rpl.retrieval.rerank.rerankers import LateInteractionReranker
 
@@ -259,7 +259,7 @@ def test_calls_are_counted_by_what_became_of_them(library):
     assert counts["bm25"] == CallCounts(ok=2, empty=1, refused=1, cached=1)
     assert counts["dense"] == CallCounts(ok=1, failed=1)
     total = faulty.counter.total
-    assert (total.attempted, total.failed_rate) == (5, 0.2)
+    assert (total.attempted, total.failed) == (5, 1)
     assert str(total) == "5 calls attempted, 4 succeeded (1 of them empty), 1 failed"
     assert total - counts["dense"] == counts["bm25"]
 

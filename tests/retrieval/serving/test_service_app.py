@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import httpx2
 import pytest
+from fault_injection import FaultInjection
 
 from rpl.core.errors import RetrieverError
-from rpl.retrieval.library.faults import FaultInjection
 from rpl.retrieval.library.library import LocalLibrary
 from rpl.retrieval.serving.app import create_app
 from rpl.retrieval.serving.config import ServiceConfig
