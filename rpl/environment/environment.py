@@ -95,6 +95,12 @@ class Environment:
         return self._opened
 
     @property
+    def primitives(self) -> tuple[str, ...]:
+        """The primitives that work in the library; empty where none was opened yet."""
+        library = self._given or self._opened
+        return () if library is None else library.primitives
+
+    @property
     def identity(self) -> dict[str, Any]:
         """Digests and values of all that decides what programs print: corpus, retrieval settings, limits."""
         limits = {f"limits.{name}": value for name, value in asdict(self.config.limits).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,6 +26,7 @@ from rpl.modules.parts.packer import Packer
 from rpl.modules.parts.policy_model import PolicyModel
 from rpl.modules.parts.rollout_engine import RolloutEngine, Rollouts
 from rpl.modules.ranks import RankWatch
+from rpl.policy.bundle import Contract
 from rpl.policy.limits import check_context, positions
 from rpl.policy.lora import LoRAConfig
 from rpl.rollouts.loop import RolloutConfig, RolloutRequest
@@ -48,8 +50,9 @@ class PolicyModule(LightningModule, ABC):
         lora: Train low-rank adapters and leave the weights as they are: `{rank: 16, alpha: 32, dropout: 0.0,
             target_modules: all-linear, base_dtype: float32}`. Checkpoints then hold the adapters only, and the policy
             is exported with the adapters folded in, as an ordinary model. `None` trains all weights.
-        prompt_style: `compact` (about thirty tokens, for small models) or `documented` (the language in full).
-        thinking: Whether the policy may write plain text before a program or an answer.
+        prompt_style: `compact` (about thirty tokens, for small models) or `documented` (the language in full). `None`
+            takes what the `rpl.json` of the start's folder says, and `compact` where there is none.
+        thinking: Whether the policy may write plain text before a program or an answer. `None` likewise, else `True`.
         environment: Corpus, search backends, budgets and sandbox workers.
         rollout: Turns, tokens and temperature of rollouts. Evaluation is the same at temperature 0.
         eval_max_turns: Most completions in an evaluation rollout; `None` takes `rollout.max_turns`.
@@ -77,8 +80,8 @@ class PolicyModule(LightningModule, ABC):
         policy: str = "smollm2-135m",
         init_from: str | None = None,
         lora: LoRAConfig | None = None,
-        prompt_style: Literal["compact", "documented"] = "compact",
-        thinking: bool = True,
+        prompt_style: Literal["compact", "documented"] | None = None,
+        thinking: bool | None = None,
         environment: EnvironmentConfig = EnvironmentConfig(),
         rollout: RolloutConfig = RolloutConfig(),
         eval_max_turns: int | None = None,
@@ -215,7 +218,8 @@ class PolicyModule(LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the counters and what `rpl export` must know, as plain numbers and strings."""
         counters = {"iteration": self.iteration, "seen": self.guard.seen, "void": self.guard.void}
-        checkpoint["rpl"] = counters | self.policy_model.checkpoint_entry(self.ranks)
+        entry = self.policy_model.checkpoint_entry(self.ranks) | {"contract": dataclasses.asdict(self.contract)}
+        checkpoint["rpl"] = counters | entry
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the counters.
@@ -230,7 +234,24 @@ class PolicyModule(LightningModule, ABC):
 
     def export_policy(self, path: Path) -> None:
         """Writes the policy as a Hugging Face folder; all ranks take part, rank 0 writes."""
-        self.policy_model.export(Path(path), self.ranks)
+        self.policy_model.export(Path(path), self.ranks, self.contract)
+
+    @property
+    def contract(self) -> Contract:
+        """How the policy is trained, for whoever opens its folder."""
+        layout, environment = self.policy_model.layout, self.engine.environment
+        return Contract(
+            prompt_style=layout.prompt_style,
+            thinking=layout.thinking,
+            template=self.policy_model.renderer.template.digest,
+            limits={
+                "max_turns": self.rollout.max_turns,
+                "max_new_tokens": self.rollout.max_new_tokens,
+                "max_context_tokens": self.rollout.max_context_tokens,
+                "printed_tokens": environment.config.limits.printed_tokens,
+            },
+            primitives=list(environment.primitives),
+        )
 
     # -- running -------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rpl.core.errors import CheckpointError
+from rpl.policy.bundle import contract_file, contract_from, read_contract
 from rpl.policy.loading import export_policy, load_policy
 from rpl.policy.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
 from rpl.policy.sharding import full_model
@@ -52,7 +53,9 @@ def export_checkpoint(checkpoint: Path, out: Path, start_model: str | None = Non
         model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
         raise CheckpointError(f"{checkpoint}: does not fit {name!r}: {error}") from error
-    return export_policy(full_model(model), tokenizer, out)
+    told = counters.get("contract")
+    contract = read_contract(name) if told is None else contract_from(told, f"{checkpoint} (contract)")
+    return export_policy(full_model(model), tokenizer, out, contract_file(contract))
 
 
 def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

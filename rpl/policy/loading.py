@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +146,14 @@ def choose_padding(tokenizer: Any) -> None:
     tokenizer.pad_token = tokenizer.eos_token
 
 
-def export_policy(model: Any, tokenizer: Any, out: Path) -> Path:
+def export_policy(model: Any, tokenizer: Any, out: Path, extra: Mapping[str, str] | None = None) -> Path:
     """Writes model and tokenizer as a Hugging Face folder that appears under its name only when complete.
 
     Args:
         model: A transformers model, on any device, unsharded.
         tokenizer: Its tokenizer.
         out: The folder; an earlier one of this name is replaced.
+        extra: Text files to put into it, by name, such as `rpl.json`.
 
     Returns:
         `out`.
@@ -161,6 +163,8 @@ def export_policy(model: Any, tokenizer: Any, out: Path) -> Path:
     try:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        for name, text in (extra or {}).items():
+            (temporary / name).write_text(text, encoding="utf-8")
         os.chmod(temporary, 0o755)
         put_folder(temporary, out)
     finally:

@@ -36,6 +36,7 @@ __all__ = [
     "ATTRIBUTES",
     "BUILTINS",
     "GLOBALS",
+    "LANGUAGE_VERSION",
     "MAX_DEPTH",
     "MAX_INT",
     "MAX_LOOP_DEPTH",
@@ -47,6 +48,9 @@ __all__ = [
     "parse",
     "parse_tree",
 ]
+
+LANGUAGE_VERSION = 1
+"""Raised when programs that were valid before are refused or mean something else; policies carry it with them."""
 
 _warnings_lock = threading.Lock()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rpl.agents.baselines import Direct, FixedProgram, Policy
 from rpl.core.records import Question
@@ -13,13 +13,12 @@ from rpl.environment.environment import Environment
 from rpl.environment.gold import check_gold
 from rpl.evaluation.protocol import best_k, compare, evaluate
 from rpl.evaluation.records import EvalResult
+from rpl.policy.bundle import check_primitives
+from rpl.policy.prompts import Style
 from rpl.reports.results import add_comparison, add_result
 from rpl.rollouts.loop import RolloutConfig
-from rpl.sampling.opening import LocalPolicy, load_local_policy
+from rpl.sampling.opening import OpenedPolicy, OpeningConfig, open_policy
 from rpl.schedule.config import EvalConfig
-
-Style = Literal["compact", "documented"]
-Dtype = Literal["float32", "bfloat16"]
 
 
 def evaluate_policies(
@@ -31,8 +30,9 @@ def evaluate_policies(
     policies: Mapping[str, Path],
     environment: Environment,
     rollout: RolloutConfig,
-    style: Style,
-    dtype: Dtype,
+    style: Style | None,
+    thinking: bool | None,
+    opening: OpeningConfig,
     config: EvalConfig,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -49,8 +49,9 @@ def evaluate_policies(
         policies: Name of each training phase and the policy it left, in order; at least one.
         environment: Where programs run.
         rollout: Turn and token budgets.
-        style: Prompt style.
-        dtype: Autocast type of sampling.
+        style: Prompt style; `None` takes what each policy's folder says.
+        thinking: Whether text before a tag is allowed; `None` likewise.
+        opening: Device, precision and sampler.
         config: What to measure.
         settings: What identifies the run, kept with every row.
 
@@ -68,18 +69,19 @@ def evaluate_policies(
         return result
 
     if config.direct:
-        loaded = load_local_policy(start, style, dtype)
+        loaded = open_policy(start, style, thinking, opening)
         measure(Direct(loaded.renderer, loaded.sampler, batch_size=batch, identity=loaded.identity), "start")
     results: list[EvalResult] = []
     last = list(policies)[-1]
     for phase, folder in policies.items():
-        loaded = load_local_policy(str(folder), style, dtype)
+        loaded = open_policy(str(folder), style, thinking, opening)
+        check_primitives(loaded.contract, environment.library.primitives, folder)
         environment.connect(loaded.renderer.count_tokens)
         identity = {**loaded.identity, **environment.identity}
         policy = Policy(loaded.renderer, loaded.sampler, environment.executor, rollout, identity=identity)
         results.append(measure(policy, phase))
 
-    def fixed(k: int, loaded: LocalPolicy = loaded) -> FixedProgram:
+    def fixed(k: int, loaded: OpenedPolicy = loaded) -> FixedProgram:
         return FixedProgram(
             loaded.renderer,
             loaded.sampler,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rpl.core.progress import progress_bar
 from rpl.core.records import Question
 from rpl.environment.environment import Environment
+from rpl.policy.bundle import check_primitives
+from rpl.policy.prompts import Style
 from rpl.repair.harvest import HarvestConfig, harvest
-from rpl.sampling.opening import load_local_policy
+from rpl.sampling.opening import OpeningConfig, open_policy
 
 
 def harvest_policy(
@@ -19,8 +21,9 @@ def harvest_policy(
     *,
     policy: str,
     environment: Environment,
-    style: Literal["compact", "documented"],
-    dtype: Literal["float32", "bfloat16"],
+    style: Style | None,
+    thinking: bool | None,
+    opening: OpeningConfig,
     config: HarvestConfig,
     rollouts: Path | None = None,
     phase: str | None = None,
@@ -34,8 +37,9 @@ def harvest_policy(
         questions: Training questions.
         policy: Model folder or name.
         environment: Where programs run.
-        style: Prompt style.
-        dtype: Autocast type of sampling.
+        style: Prompt style; `None` takes what the policy's folder says.
+        thinking: Whether text before a tag is allowed; `None` likewise.
+        opening: Device, precision and sampler.
         config: Search, control, benefit.
         rollouts: Recorded rollouts of the policy; new samples are drawn only for questions that have too few.
         phase: Only rollouts of this phase are used; by default all.
@@ -45,7 +49,8 @@ def harvest_policy(
     Returns:
         The summary of the harvest.
     """
-    loaded = load_local_policy(policy, style, dtype)
+    loaded = open_policy(policy, style, thinking, opening)
+    check_primitives(loaded.contract, environment.library.primitives, policy)
     with progress_bar(len(questions), f"harvest {out.parent.name}", "q") as bar:
         return harvest(
             questions,

@@ -20,16 +20,17 @@ from rpl.core.files import digest, write_text
 from rpl.core.progress import say
 from rpl.core.records import Question
 from rpl.environment.environment import Environment, EnvironmentConfig
+from rpl.policy.prompts import Style
 from rpl.retrieval.engines import config_values
 from rpl.rollouts.loop import RolloutConfig
+from rpl.sampling.opening import OpeningConfig
 from rpl.schedule.clock import Clock, Limit, affordable
 from rpl.schedule.config import Fragment, PhaseConfig, name_phases
 from rpl.schedule.folder import RunFolder
+from rpl.schedule.sampling import configured_opening
 
 if TYPE_CHECKING:
     from rpl.datamodules.qa import QADataModule
-
-Style = Literal["compact", "documented"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Schedule:
     policy: str
     environment: EnvironmentConfig
     rollout: RolloutConfig
-    style: Style
+    style: Style | None
+    thinking: bool | None
+    opening: OpeningConfig
     data: dict[str, Any]
     trainer: dict[str, Any]
     model: dict[str, Any]
@@ -51,11 +54,6 @@ class Schedule:
     def settings(self, part: Literal["data", "trainer", "model"], phase: PhaseConfig) -> dict[str, Any]:
         """Returns a phase's settings over those of all phases."""
         return {**getattr(self, part), **getattr(phase, part)}
-
-    @property
-    def dtype(self) -> Literal["float32", "bfloat16"]:
-        """Autocast type of sampling: that of training."""
-        return "bfloat16" if self.trainer.get("precision") == "bf16-mixed" else "float32"
 
     @property
     def names(self) -> dict[str, Any]:
@@ -69,12 +67,13 @@ def cycle(
     rl: list[Path_fr],
     sft: list[Path_fr],
     policy: str = "smollm2-135m",
-    prompt_style: Style = "compact",
+    prompt_style: Style | None = None,
     environment: EnvironmentConfig = EnvironmentConfig(),
     rollout: RolloutConfig = RolloutConfig(),
     data: Fragment | None = None,
     trainer: Fragment | None = None,
     model: Fragment | None = None,
+    opening: OpeningConfig | None = None,
     seed: int = 0,
     budget_minutes: float | None = None,
 ) -> dict[str, Any]:
@@ -89,7 +88,9 @@ def cycle(
         rl: LightningCLI files of `rl` phases, in order: base.yaml and rl.yaml, then patches.
         sft: LightningCLI files of `sft` phases, in order: base.yaml and sft.yaml, then patches.
         policy: The start model: a folder, a hub name, `smollm2-135m` or `tiny`.
-        prompt_style: `compact` (for small models) or `documented` (describes the language in full).
+        prompt_style: `compact` (for small models) or `documented` (describes the language in full); by default what the
+            start model's `rpl.json` says, and `compact` where there is none.
+        opening: Device, precision and sampler of harvest and evaluation; by default those of training.
         environment: Corpus, indexes, limits and sandbox workers, for all phases.
         rollout: Turns, tokens and temperature of rollouts, for all phases.
         data: Arguments of the datamodules (`questions`, `num_train`, …), for all phases.
@@ -129,6 +130,8 @@ def cycle(
         environment=environment,
         rollout=rollout,
         style=prompt_style,
+        thinking=model.get("thinking"),
+        opening=opening or configured_opening(trainer, model, configs["rl"] + configs["sft"]),
         data=data,
         trainer=trainer,
         model=model,
@@ -218,7 +221,8 @@ def _run_phase(
                 policy=current,
                 environment=environment,
                 style=schedule.style,
-                dtype=schedule.dtype,
+                thinking=schedule.thinking,
+                opening=schedule.opening,
                 config=phase.harvest,
                 rollouts=run_rollouts if recorded is not None and run_rollouts.exists() else None,
                 phase=recorded,
@@ -251,7 +255,8 @@ def _run_phase(
                 environment=environment,
                 rollout=schedule.rollout,
                 style=schedule.style,
-                dtype=schedule.dtype,
+                thinking=schedule.thinking,
+                opening=schedule.opening,
                 config=phase.eval,
                 settings=names,
             )

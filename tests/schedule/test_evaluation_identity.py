@@ -25,7 +25,7 @@ from rpl.policy.loading import resolve_model
 from rpl.policy.renderer import Renderer
 from rpl.retrieval.config import LibraryConfig
 from rpl.rollouts.loop import RolloutConfig
-from rpl.sampling.opening import load_local_policy
+from rpl.sampling.opening import OpeningConfig, open_policy
 
 QUESTIONS = [Question("q0", "Who?", ("x",)), Question("q1", "Where?", ("y",))]
 ROLLOUT = RolloutConfig(max_turns=1, max_new_tokens=2)
@@ -61,7 +61,7 @@ def place(made, tmp_path):
 def ask(folder, rollout=ROLLOUT, limits=None, style="compact", dtype="float32", **library):
     config = LibraryConfig(corpus=str(folder / "corpus.jsonl"), bm25="memory")
     environment = EnvironmentConfig(library=replace(config, **library), limits=limits or ExecutionLimits(), workers=1)
-    loaded = load_local_policy(str(folder / "policy"), style, dtype)
+    loaded = open_policy(str(folder / "policy"), style, opening=OpeningConfig("cpu", dtype))
     with Environment(environment) as opened:
         opened.connect(loaded.renderer.count_tokens)
         identity = {**loaded.identity, **opened.identity}
@@ -188,7 +188,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
 
 
 def test_identities_do_not_depend_on_what_was_encoded_before(tmp_path):
-    loaded = load_local_policy("tiny")
+    loaded = open_policy("tiny")
     before = renderer_identity(loaded.renderer)
     loaded.renderer.tokenizer(["a", "b c d"], padding=True, truncation=True, max_length=2)
     assert renderer_identity(loaded.renderer) == before

@@ -10,9 +10,13 @@ from typing import Any, Literal
 
 from rpl.cli.commands.parsing import call
 from rpl.core.errors import RetrieverError
+from rpl.core.progress import say
 from rpl.core.records import Question, Rollout, to_dict
 from rpl.environment.environment import Environment, EnvironmentConfig
+from rpl.executors.base import ExecutionLimits
+from rpl.policy.bundle import Contract, check_primitives
 from rpl.rollouts.loop import RolloutConfig
+from rpl.sampling.opening import OpeningConfig
 
 
 def ask(
@@ -21,7 +25,9 @@ def ask(
     corpus: str | None = None,
     environment: EnvironmentConfig = EnvironmentConfig(),
     rollout: RolloutConfig = RolloutConfig(temperature=0.0),
-    prompt_style: Literal["compact", "documented"] = "compact",
+    prompt_style: Literal["compact", "documented"] | None = None,
+    thinking: bool | None = None,
+    opening: OpeningConfig = OpeningConfig(),
     json: bool = False,
 ) -> Rollout:
     """Answers one question and shows how: the programs, what they printed, the answer.
@@ -31,19 +37,23 @@ def ask(
         checkpoint: Model folder of a policy (what a run folder calls `model`), or the name of a model.
         corpus: Short for `--environment.library.corpus`.
         environment: Corpus, indexes and limits.
-        rollout: Turns, length and temperature; greedy by default.
-        prompt_style: The prompt that the policy was trained with.
+        rollout: Turns, length and temperature; greedy, and within the limits of the policy's `rpl.json`, by default.
+        prompt_style: The prompt that the policy was trained with; by default what its `rpl.json` says, or `compact`.
+        thinking: Whether the policy may write plain text before a tag; by default what its `rpl.json` says, or true.
+        opening: Device, precision and sampler.
         json: Print the whole rollout as JSON.
     """
     from rpl.rollouts.loop import RolloutRequest, run_rollouts
-    from rpl.sampling.opening import load_local_policy
+    from rpl.sampling.opening import open_policy
 
     if corpus is not None:
         environment = replace(environment, library=replace(environment.library, corpus=corpus))
-    policy = load_local_policy(checkpoint, prompt_style)
+    policy = open_policy(checkpoint, prompt_style, thinking, opening)
+    rollout, environment = within_limits(policy.contract, rollout, environment)
     request = RolloutRequest(Question("ask", question, answers=()), group_id="ask", sample_index=0, seed=0)
     with Environment(environment) as env:
         env.connect(policy.renderer.count_tokens)
+        check_primitives(policy.contract, env.library.primitives, checkpoint)
         result = run_rollouts(
             [request], renderer=policy.renderer, sampler=policy.sampler, executor=env.executor, config=rollout
         )[0]
@@ -54,6 +64,29 @@ def ask(
     else:
         sys.stdout.write(describe(result))
     return result
+
+
+def within_limits(
+    contract: Contract | None, rollout: RolloutConfig, environment: EnvironmentConfig
+) -> tuple[RolloutConfig, EnvironmentConfig]:
+    """Takes the limits that a policy was trained with for those that were left at their defaults.
+
+    A limit that was given and is another one than that of training is used, and one line says so.
+    """
+    if contract is None:
+        return rollout, environment
+    changed: dict[type, dict[str, int]] = {RolloutConfig: {}, ExecutionLimits: {}}
+    for kind, given in ((RolloutConfig, rollout), (ExecutionLimits, environment.limits)):
+        default = kind()
+        for name, trained in contract.limits.items():
+            if not hasattr(given, name) or getattr(given, name) == trained:
+                continue
+            if getattr(given, name) == getattr(default, name):
+                changed[kind][name] = trained
+            else:
+                say(f"{name} is {getattr(given, name)}; the policy was trained with {trained}")
+    limits = replace(environment.limits, **changed[ExecutionLimits])
+    return replace(rollout, **changed[RolloutConfig]), replace(environment, limits=limits)
 
 
 def describe(rollout: Rollout) -> str:

@@ -274,13 +274,15 @@ def _memory_here() -> float | None:
 def _prompt_tokens(policy: str, model: Any) -> int:
     from transformers import AutoTokenizer
 
+    from rpl.policy.bundle import agreed_layout
     from rpl.policy.renderer import Renderer
 
+    layout = agreed_layout(policy, model.prompt_style, model.thinking, "model.")
     try:
         tokenizer = from_source(AutoTokenizer, policy)
     except (OSError, ValueError, RPLError):
-        return PROMPT_TOKENS[model.prompt_style]
-    renderer = Renderer(tokenizer, model.prompt_style, model.thinking)  # refuses a chat template that cannot be used
+        return PROMPT_TOKENS[layout.prompt_style]
+    renderer = Renderer(tokenizer, layout.prompt_style, layout.thinking)  # refuses a chat template that cannot be used
     return len(
         renderer.prompt_ids("Which of the two films was directed by someone who was born in the capital of Chad?")
     )

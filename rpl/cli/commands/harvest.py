@@ -12,6 +12,7 @@ from rpl.cli.commands.parsing import call
 from rpl.core.progress import say
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.repair.config import HarvestConfig
+from rpl.sampling.opening import OpeningConfig
 
 
 def harvest_failures(
@@ -22,8 +23,9 @@ def harvest_failures(
     val_fraction: float = 0.1,
     environment: EnvironmentConfig = EnvironmentConfig(),
     harvest: HarvestConfig = HarvestConfig(),
-    prompt_style: Literal["compact", "documented"] = "compact",
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    prompt_style: Literal["compact", "documented"] | None = None,
+    thinking: bool | None = None,
+    opening: OpeningConfig = OpeningConfig(),
     rollouts: str | None = None,
 ) -> dict[str, Any]:
     """Searches verified repairs of a policy's failed programs on training questions; goes on where it was stopped.
@@ -36,8 +38,9 @@ def harvest_failures(
         val_fraction: Share of train that is validation where the files have no val rows, as in the datamodules.
         environment: Corpus, indexes and limits.
         harvest: Search, control and benefit.
-        prompt_style: The prompt that the policy was trained with.
-        dtype: Autocast type of sampling.
+        prompt_style: The prompt that the policy was trained with; by default what its `rpl.json` says, or `compact`.
+        thinking: Whether the policy may write plain text before a tag; by default what its `rpl.json` says, or true.
+        opening: Device, precision and sampler.
         rollouts: Recorded rollouts of this policy (rollouts.jsonl of a run): their programs and traces are used; new
             samples are drawn only for questions that have too few.
     """
@@ -52,7 +55,8 @@ def harvest_failures(
             policy=checkpoint,
             environment=env,
             style=prompt_style,
-            dtype=dtype,
+            thinking=thinking,
+            opening=opening,
             config=harvest,
             rollouts=None if rollouts is None else Path(rollouts),
         )

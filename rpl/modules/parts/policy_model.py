@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rpl.core.seeds import derive_seed
 from rpl.modules.batches.logprobs import check_scorable
 from rpl.modules.parts.collectives import Ranks
+from rpl.policy.bundle import Contract, agreed_layout, check_template, contract_file, say_without_contract
 from rpl.policy.loading import export_policy, load_policy
 from rpl.policy.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
+from rpl.policy.prompts import Style
 from rpl.policy.renderer import Renderer
 from rpl.policy.sharding import full_model, is_sharded, shard
 
@@ -25,8 +28,8 @@ class PolicyModel:
     Args:
         start: Where the weights come from that training starts with; see `load_policy`.
         lora: Adapters to train in place of the weights, or `None`.
-        prompt_style: The prompt that the renderer writes.
-        thinking: Whether the policy may write plain text before a program or an answer.
+        prompt_style: The prompt that the renderer writes; `None` takes what the start's folder says, or `compact`.
+        thinking: Whether the policy may write plain text before a program or an answer; `None` likewise, or `True`.
         activation_checkpointing: Whether layers are computed again in the backward pass.
         seed: Names the random start of adapters.
     """
@@ -35,13 +38,13 @@ class PolicyModel:
         self,
         start: str,
         lora: LoRAConfig | None,
-        prompt_style: Literal["compact", "documented"],
-        thinking: bool,
+        prompt_style: Style | None,
+        thinking: bool | None,
         activation_checkpointing: bool,
         seed: int,
     ) -> None:
         self.start, self.lora = start, lora
-        self.prompt_style, self.thinking = prompt_style, thinking
+        self.layout = agreed_layout(start, prompt_style, thinking, "model.")
         self.activation_checkpointing, self.seed = activation_checkpointing, seed
         self.model: Any = None
         self.tokenizer: Any = None
@@ -60,7 +63,9 @@ class PolicyModel:
         else:
             add_lora(self.model, self.lora, derive_seed(self.seed, "lora", 0))
         self.model.train()
-        self.renderer = Renderer(self.tokenizer, self.prompt_style, self.thinking)
+        self.renderer = Renderer(self.tokenizer, self.layout.prompt_style, self.layout.thinking)
+        check_template(self.layout.contract, self.renderer, self.start)
+        rank_zero_only(say_without_contract)(self.start, self.layout)
         if self.activation_checkpointing:
             # transformers renamed the method in 5.2x; both recompute without re-entrant autograd.
             new = getattr(self.model, "activation_checkpointing_enable", None)
@@ -97,11 +102,11 @@ class PolicyModel:
         if self.lora is not None and "frozen" in entry:
             check_frozen(self._frozen_sums(ranks), entry, self.start)
 
-    def export(self, path: Path, ranks: Ranks) -> None:
-        """Writes the policy as a Hugging Face folder; all ranks take part, rank 0 writes."""
+    def export(self, path: Path, ranks: Ranks, contract: Contract | None = None) -> None:
+        """Writes the policy as a Hugging Face folder with its contract; all ranks take part, rank 0 writes."""
         model = full_model(self.model)
         if model is not None and ranks.rank == 0:
-            export_policy(model, self.tokenizer, path)
+            export_policy(model, self.tokenizer, path, contract_file(contract))
         ranks.barrier()
 
     def _load(self) -> tuple[Any, Any]:
