@@ -63,7 +63,7 @@ def harvest(
         identity: Digests of the policy (`LocalPolicy.identity`). A file is continued only by an equal policy, and where
             it is `None`, nobody can tell and no file is continued.
         progress: Told the number of questions that were just finished.
-        enough: Asked before each chunk but the first; where it says yes, the other questions are left out.
+        enough: Asked before each chunk once the file holds any; where it says yes, the other questions are left out.
 
     Returns:
         The summary; see `summarise`.
@@ -90,7 +90,7 @@ def harvest(
         worker = Harvester(renderer, sampler, model, environment, config, model_name, recorded)
         attempted = sum(record.attempted for record in done)
         for start in range(0, len(todo), config.chunk_size):
-            if start and enough is not None and enough():
+            if done and enough is not None and enough():
                 say(f"harvest: {len(done)} of {len(questions)} questions were tried, to keep the budget")
                 break
             chunk = todo[start : start + config.chunk_size]

@@ -120,7 +120,9 @@ def affordable(path: Path, planned: int, limit: Limit, pilot: Callable[[int], An
     """
     if path.exists():
         return int(json.loads(path.read_text(encoding="utf-8"))["questions"])
-    asked = min(PILOT, planned)
+    if planned <= PILOT:
+        return planned  # a pilot would cost as much as the evaluation
+    asked = PILOT
     before = limit.left_s
     pilot(asked)
     took = before - limit.left_s

@@ -97,6 +97,12 @@ class RunFolder:
         write_json(phase / "done.json", dict(outcome))
         shutil.rmtree(phase / "checkpoints", ignore_errors=True)
 
+    def forget(self) -> None:
+        """Leaves an empty folder to whatever configuration comes next, if no plan was made in it."""
+        if not (self.path / "plan.json").exists():
+            for name in ("config.yaml", "environment.json"):
+                (self.path / name).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Lets other processes use the folder."""
         self._lock.close()

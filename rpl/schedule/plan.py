@@ -131,14 +131,14 @@ def _new_plan(
         least = sum(estimate(scaled(kinds, full, dense, 0.0))) / 60
         raise ConfigError(
             f"budget_minutes: {budget:g} minutes do not suffice here ({costs.flops / 1e9:.0f} GFLOP/s in "
-            f"{precision}): the smallest useful run of this schedule takes about {least:.0f} min. "
+            f"{precision}): the smallest useful run of this schedule takes about {_minutes(60 * least)} min. "
             f"Give --budget_minutes {least * 1.1 + 1:.0f} or more, or see all parts work with a tiny model: {TINY}"
         )
     each = estimate(amounts)
     text = f"{where}, {size.parameters / 1e6:.0f} M parameters; {costs.flops / 1e9:.0f} GFLOP/s in {precision}\n"
-    text += f"rpl: estimate: {sum(each) / 60:.0f} min"
+    text += f"rpl: estimate: {_minutes(sum(each))} min"
     text += f" of the budget of {budget:g} min" if budget is not None else ""
-    text += f" ({', '.join(f'{name} {s / 60:.1f}' for name, s in zip(names, each, strict=True))})"
+    text += f" ({', '.join(f'{name} {_minutes(s)}' for name, s in zip(names, each, strict=True))})"
     text += f", {_memory(size, settings, schedule, phases, costs)}"
     disk = size.parameters * (4 * sum(kind in ("rl", "sft") for kind in kinds) + 24)
     text += f", {disk / GIB:.1f} GiB of disk"
@@ -175,11 +175,15 @@ def estimates(costs: Costs, schedule: Schedule, phases: Sequence[PhaseConfig], a
             found.append(costs.harvest(amount, phase.harvest.num_samples, phase.harvest.control_questions or 0))
         else:
             policies = trained if phase.eval.after is None else min(trained, len(phase.eval.after))
-            asked = amount if schedule.budget_minutes is None else amount + min(PILOT, amount)
+            asked = amount + PILOT if schedule.budget_minutes is not None and amount > PILOT else amount
             found.append(costs.evaluation(asked, policies, phase.eval.fixed_k, phase.eval.direct))
     if amounts.dense:
         found[0] += costs.index(ATLAS_PASSAGES.get(schedule.environment.library.corpus, 0))
     return found
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f}" if seconds < 600 else f"{seconds / 60:.0f}"
 
 
 def _memory(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse.typing import Path_fr
 
-from rpl.core.errors import ConfigError
+from rpl.core.errors import ConfigError, RPLError
 from rpl.core.files import digest, write_text
 from rpl.core.progress import say
 from rpl.core.records import Question
@@ -31,6 +31,7 @@ from rpl.schedule.sampling import configured_opening
 
 if TYPE_CHECKING:
     from rpl.datamodules.qa import QADataModule
+    from rpl.schedule.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -140,13 +141,12 @@ def cycle(
         budget_minutes=budget_minutes,
     )
     try:
-        with Clock(run.path / "clock.json") as clock:
-            return _run_phases(schedule, phases, names, clock)
+        return _run_phases(schedule, phases, names)
     finally:
         run.close()
 
 
-def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str], clock: Clock) -> dict[str, Any]:
+def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str]) -> dict[str, Any]:
     from rpl.datamodules.qa import QADataModule
     from rpl.reports.report import write_report
     from rpl.reports.results import read_results
@@ -154,9 +154,33 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str],
     from rpl.schedule.plan import make_plan
 
     run, questions = schedule.run, QADataModule(**schedule.data)
-    plan = make_plan(schedule, phases, names, questions, clock.spent_s)
+    clock = Clock(run.path / "clock.json")
+    try:
+        plan = make_plan(schedule, phases, names, questions, clock.spent_s)
+    except RPLError:
+        run.forget()  # so that the same command with a larger budget is not refused
+        raise
     say(plan.text)
     schedule, phases = plan.apply(schedule, phases)
+    with clock:
+        _run_all(schedule, phases, names, plan, clock, questions)
+    results = read_results(run.path)
+    if results["rows"]:
+        report = write_report(run.path)
+        sys.stdout.write(terminal_table(results) + "\n")
+        say(f"report: {report}")
+    return results
+
+
+def _run_all(
+    schedule: Schedule,
+    phases: list[PhaseConfig],
+    names: list[str],
+    plan: Plan,
+    clock: Clock,
+    questions: QADataModule,
+) -> None:
+    run = schedule.run
     current, policies, repairs = schedule.policy, dict[str, Path](), list[Path]()
     recorded: str | None = None  # the phase whose rollouts are those of the current policy
     for index, (phase, name) in enumerate(zip(phases, names, strict=True)):
@@ -186,12 +210,6 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str],
             repairs.append(folder / "repairs.jsonl")
     if policies:
         _point(run.path / "model", Path(current))
-    results = read_results(run.path)
-    if results["rows"]:
-        report = write_report(run.path)
-        sys.stdout.write(terminal_table(results) + "\n")
-        say(f"report: {report}")
-    return results
 
 
 def _run_phase(
