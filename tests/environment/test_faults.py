@@ -1,8 +1,8 @@
 """How often a program is run that infrastructure fails, when the run waits, and what comes out."""
 
 import pytest
+from fault_injection import FaultInjection
 from helpers_rollouts import ScriptedSampler, TableExecutor, question
-from rpl.retrieval.library.faults import FaultInjection
 
 from rpl.core.errors import RetrieverError
 from rpl.core.records import Trace
