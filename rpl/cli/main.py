@@ -11,6 +11,7 @@ from typing import Any
 from rpl import __version__
 from rpl.core.errors import RPLError
 from rpl.core.machine import wait_passively
+from rpl.core.terminal import visible
 
 LIGHTNING_COMMANDS = {
     "fit": "train a policy: GRPO (configs/rl.yaml) or SFT on repairs (configs/sft.yaml)",
@@ -76,7 +77,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     try:
         return run(sys.argv[1:] if args is None else args)
     except RPLError as error:
-        sys.stderr.write(f"rpl: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"rpl: {type(error).__name__}: {visible(str(error))}\n")
         raise SystemExit(1) from error
 
 
