@@ -78,6 +78,8 @@ def _print_fstring(node: ast.JoinedStr) -> str:
     for value in node.values:
         if isinstance(value, ast.FormattedValue):
             text = ast.unparse(value.value)
+            if _ends_in_lambda(value.value):
+                text = f"({text})"  # its colon would begin a format
             parts.append((True, "{" + (" " if text.startswith("{") else "") + text + "}"))
         else:
             assert isinstance(value, ast.Constant)
@@ -92,6 +94,12 @@ def _print_fstring(node: ast.JoinedStr) -> str:
         )
     delimiter = fitting[0]
     return "f" + delimiter + "".join(t if e else _escape(t, delimiter[0]) for e, t in parts) + delimiter
+
+
+def _ends_in_lambda(node: ast.expr) -> bool:
+    while isinstance(node, ast.IfExp):
+        node = node.orelse
+    return isinstance(node, ast.Lambda)
 
 
 def _escape(text: str, quote: str) -> str:

@@ -212,7 +212,7 @@ def test_local_primitives_are_computed_and_recorded():
         ("bm25('a', n=3)", "bm25: got an unexpected keyword argument 'n'; it is called as bm25(query, k=10)"),
         ("bm25(1)", "bm25: query must be a text, got int"),
         ("bm25(bm25('a')[0])", "bm25: query must be a text, got a Passage; use .title or .text"),
-        ("bm25(' ')", "bm25: query is empty"),
+        ("rerank(' ', [])", "rerank: query is empty"),
         ("bm25('a' * 30000)", "bm25: query has 30,000 characters; at most 2,000 are allowed"),
         ("bm25('a', k=0)", "bm25: k must be a whole number from 1 to 100, got 0"),
         ("dense('a', k=True)", "dense: k must be a whole number from 1 to 100, got True"),

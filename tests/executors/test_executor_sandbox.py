@@ -7,14 +7,20 @@ import os
 import signal
 import threading
 import time
+import tracemalloc
 
 import pytest
 
 from rpl.core.errors import ConfigError, ExecutorError
 from rpl.core.records import Trace, to_dict
+from rpl.executors.base import ExecutionLimits
 from rpl.executors.parent import process as process_module
 from rpl.executors.parent.process import Worker
 from rpl.executors.parent.sandbox import SandboxExecutor
+from rpl.executors.runtime import compiling
+from rpl.executors.runtime.compiling import compile_program
+from rpl.executors.runtime.methods import HANDLERS
+from rpl.programs.grammar import BUILTINS
 
 SEED_PROGRAM = "for p in bm25(question, k=1):\n    print(p)"
 UNLIMITED = 10**12
@@ -464,3 +470,83 @@ def test_a_line_that_print_did_not_end_is_continued(shared):
     assert shared.run(source, "q").observation == "a b \n[p0] Title 0: Text of passage 0.\nc d"
     error = shared.run("print('a', end='')\nbm25('x')\nprint('b', end='')\n1 / 0", "q").observation
     assert error == "ab\nError on line 4: ZeroDivisionError: division by zero"
+
+
+BALLAST = "\nfor i in range(190):\n    a.append([0] * 100000)"  # more than half of the memory of a program
+
+
+def test_what_a_program_held_in_circles_is_not_the_next_ones_burden(make_executor):
+    executor = make_executor()
+    alone = without_times(executor.run("a = []" + BALLAST, "q"))
+    assert alone.error is None
+    for circle in ("a = []\na.append(a)", "a = []\ndef f(n):\n    return f(n - 1) + len(a)"):
+        assert executor.run(circle + BALLAST, "q").error is None
+        assert without_times(executor.run("a = []" + BALLAST, "q")) == alone
+
+
+def test_a_program_does_not_run_out_of_memory_by_its_own_circles(make_executor):
+    source = "for i in range(19):\n    a = []\n    a.append(a)\n    for j in range(90):\n        a.append([0] * 10000)"
+    trace = make_executor(fuel=50_000).run(source, "q")
+    assert (trace.error, trace.infra_error) == (None, None)
+
+
+def test_programs_that_are_kept_compiled_take_a_small_part_of_the_memory():
+    source = "".join(f"x{i} = [{i}, 'a', question]\n" for i in range(150))
+    compile_program("x = 1", 4_000)
+    tracemalloc.start()
+    compiled = compile_program(source, 4_000)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(source) > 3_900
+    assert compiled.lines
+    most = compile_program.cache_info().maxsize + compiling._compile.cache_info().maxsize
+    assert kept * most < ExecutionLimits().memory_mb * 2**20 / 8
+
+
+def test_a_journal_that_needs_more_memory_than_is_left_is_the_programs_memory_fault(make_executor):
+    source = "t = '\\n' * 900000\nprint(t)\na = []\nfor i in range(15000):\n    a.append('x' * 100000)"
+    trace = make_executor(memory_mb=64, fuel=UNLIMITED).run(source, "q")
+    assert trace.error.kind == "budget_memory"
+
+
+CALLS = {
+    "str": "lower() upper() title() capitalize() casefold() isdigit() isalpha() isalnum() isnumeric() isupper() "
+    "islower() isspace() removeprefix(t) removesuffix(t) find(t) rfind(t) index(t) count(t) partition(t) rpartition(t) "
+    "split() rsplit() splitlines() strip() lstrip() rstrip() startswith(t) endswith(t) join([t]) replace(t,t)",
+    "list": "pop() clear() reverse() copy() append(t) insert(0,t) extend([t]) remove(t) index(t) count(t) sort()",
+    "dict": "keys() values() items() clear() copy() get(t) pop(t) setdefault(t) update({t:1})",
+    "set": "clear() copy() add(t) discard(t) remove(t) union([t]) intersection([t]) difference([t]) "
+    "symmetric_difference([t]) update([t]) issubset([t]) issuperset([t]) isdisjoint([t])",
+}
+VALUES = {"str": "t", "list": "[t]", "dict": "{t: 1}", "set": "{t}"}
+FUNCTIONS = {
+    "int": "'١٢'",
+    "float": "'1e3'",
+    "abs": "-1.5",
+    "round": "2.675, 2",
+    "range": "3",
+    "zip": "[t], [t]",
+    "dict": "[(t, 1)]",
+    "sum": "[0.1, 2]",
+    "bool": "t",
+}
+TEXTS = [
+    '"""Split on \'\\\\d+\'."""\nprint(1)',
+    "def f():\n    'no-break\\xa0zero\\u200bwidth \\t'\n    return 1\nprint(f())",
+    "print(f'{(lambda: 1)}', f'{(1 if question else (lambda: 2))}')",
+    "print('\\N{BULLET} \\u0130'.casefold(), 'ΟΔΟΣ'.lower(), 'ŉ'.title())",
+    "# -*- coding: latin-1 -*-\nprint('é')",
+]
+
+
+def test_nothing_is_loaded_late(make_executor):
+    """Each builtin and method in a fresh sealed worker, and texts that the interpreter reads in rare ways."""
+    called = {(kind, call.partition("(")[0]) for kind, calls in CALLS.items() for call in calls.split()}
+    assert called == set(HANDLERS)
+    head = "t = 'Straße ǅ ١٢ \\u2028 \\\\d'\n"
+    programs = [f"{head}print({VALUES[kind]}.{call})" for kind, calls in CALLS.items() for call in calls.split()]
+    programs += [f"{head}print({name}({FUNCTIONS.get(name, '[t]')}))" for name in sorted(BUILTINS)]
+    executor = make_executor()
+    for program in programs + TEXTS:
+        trace = executor.run(program, "q")
+        assert (trace.error, trace.infra_error) == (None, None), program

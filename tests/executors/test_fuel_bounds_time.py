@@ -270,7 +270,7 @@ def excess(call: Callable[[Machine, list[Any]], Any], arguments: list[str | int]
     """How many times as long as allowed a call takes; 1 or less where its fuel pays for it."""
     machine = Machine()
     values = [SHAPES[a](machine, size) if isinstance(a, str) else SMALL[a] for a in arguments]
-    machine.fuel.used, machine.fuel.limit = 0, FUEL
+    machine.fuel.__init__(FUEL)
     started = time.process_time()
     with contextlib.suppress(ProgramError, TypeError, ValueError, LookupError, AttributeError, RecursionError):
         call(machine, values)

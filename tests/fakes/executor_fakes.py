@@ -50,4 +50,6 @@ class FakeLibrary:
         if name == "rerank":
             ids = list(reversed(args["passages"]))[: args["k"]]
             return FakeResult(tuple(self.passage(int(i[1:]), -r, r) for r, i in enumerate(ids)))
+        if not args.get("query", "a passage").strip():
+            return FakeResult(())
         return FakeResult(tuple(self.passage(i, 1.0 / (1 + i), i) for i in range(args["k"])))

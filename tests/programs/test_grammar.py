@@ -387,3 +387,12 @@ def test_it_parses_in_a_thread() -> None:
         thread.join()
     assert found == [SEED] * 8
     assert sys.getrecursionlimit() >= 1000
+
+
+@pytest.mark.parametrize(
+    "inner", ["(lambda: 1)", "(1 if x else (lambda: 2))", "[lambda: 1]", "(lambda y: y)(3)", "x != 1"]
+)
+def test_functions_inside_f_strings_survive_the_round_trip(inner):
+    text = canonical(f"print(f'{{{inner}}}')")
+    assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(f"print(f'{{{inner}}}')"))
+    assert canonical(text) == text

@@ -113,7 +113,7 @@ def failure(value: Any) -> TraceError | None:
 
 
 def _query(value: Any, argument: Argument, known: Known) -> str:
-    if type(value) is not str or not 0 < len(value) <= MAX_QUERY_CHARS:
+    if type(value) is not str or len(value) > MAX_QUERY_CHARS:
         raise ValueError
     return clean(value)
 

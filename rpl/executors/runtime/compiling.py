@@ -266,12 +266,13 @@ class Compiled:
     """The line in the text as it was written, for each of those nodes."""
 
 
-@lru_cache(maxsize=1_024)  # groups share programs, and searches run one on many questions; code objects hold no state
+@lru_cache(maxsize=128)  # groups share programs, and searches run one on many questions; code objects hold no state
 def compile_program(source: str, max_chars: int) -> Compiled:
     """Checks and compiles a program.
 
     The code is made from the canonical text, and texts that share it share the code; only the line numbers are those
-    of `source` as it was written.
+    of `source` as it was written. The last programs are kept: at some tens of KiB each, a small part of the memory that
+    a program may use.
 
     Raises:
         BudgetExceeded: `budget_source`: the text is longer than `max_chars`.
@@ -298,7 +299,7 @@ class _RefusedNode(Exception):  # noqa: N818 - the name says what happened
         self.message, self.node, self.syntax = message, node, syntax
 
 
-@lru_cache(maxsize=1_024)
+@lru_cache(maxsize=128)
 def _compile(canonical: str) -> CodeType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # doubtful comparisons are not worth a warning

@@ -8,7 +8,7 @@ the machine. Standard library only: the worker imports this file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rpl.core.errors import BudgetExceeded
@@ -29,17 +29,28 @@ SCANNED_PER_UNIT = 50
 MATCHES_PER_UNIT = 100_000
 """Single-character comparisons that one unit pays for, where a search may need length times length of them."""
 
+COLLECT_EVERY = 1_000
+"""Units after which values that hold each other in a circle are freed: so much fuel buys some tens of MiB of them. What
+is large does not make Python's own collector run, because it counts values."""
+
 
 class Fuel:
     """Counts loop steps, calls and the cost of large values against a limit.
+
+    Args:
+        limit: Units that may be burnt.
+        collect: Called again and again; frees what values hold in circles.
 
     Attributes:
         used: Units burnt so far, at most the limit.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, collect: Callable[[], object] = int) -> None:
         self.limit = limit
+        self._collect = collect
         self.used = 0
+        self._next_look = 0
+        self._look()
 
     def burn(self, units: int = 1) -> None:
         """Burns fuel.
@@ -48,14 +59,22 @@ class Fuel:
             BudgetExceeded: `budget_fuel`: the limit is passed.
         """
         self.used += units
+        if self.used >= self._next_look:
+            self._look()
+
+    def _look(self) -> None:
+        """Ends the program at the limit; else frees what it holds in circles, which Python would do too late."""
         if self.used > self.limit:
             self.used = self.limit
             raise BudgetExceeded("fuel", f"the program took more than {self.limit:,} steps")
+        if self.used:
+            self._collect()
+        self._next_look = min(self.limit + 1, self.used + max(COLLECT_EVERY, self.used // 8))
 
     def steps(self, values: Iterable[Any] | Lazy, cost: int = 1) -> Iterator[Any]:
         """Yields the values, each for `cost` units of fuel; sets in an order that is the same in every process."""
         for value in iteration(values, self.burn):
             self.used += cost
-            if self.used > self.limit:
-                self.burn(0)
+            if self.used >= self._next_look:
+                self._look()
             yield value

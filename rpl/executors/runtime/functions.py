@@ -75,7 +75,7 @@ class Builtins:
         return Enumerated(enumerate(self._read(values), bounded(start)), (values,), self._stream())
 
     def _zip(self, *iterables: Iterable[Any], strict: bool = False) -> Any:
-        self.fuel.burn(1 + len(iterables))
+        self.fuel.burn(1 + len(iterables) // _WIDE)
         rows: Iterable[Any] = zip(*map(self._read, iterables), strict=strict)
         if len(iterables) > _WIDE:
             rows = self._wide(rows, len(iterables))

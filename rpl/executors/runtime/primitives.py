@@ -139,7 +139,7 @@ class Primitives:
         """Returns the value of an argument as the program may give it; lists become lists of passages."""
         match argument.kind:
             case "query":
-                return _query(name, value)
+                return _query(name, value, may_be_blank=PRIMITIVES[name].is_search)
             case "count":
                 return None if value is None and argument.default is None else _k(name, value)
             case "passage":
@@ -175,12 +175,12 @@ def _as_ids(argument: Argument, value: Any, *, once: bool = False) -> Any:
     return value
 
 
-def _query(name: str, value: Any) -> str:
+def _query(name: str, value: Any, may_be_blank: bool) -> str:
     if isinstance(value, Passage):
         raise PrimitiveError(f"{name}: query must be a text, got a Passage; use .title or .text")
     if type(value) is not str:
         raise PrimitiveError(f"{name}: query must be a text, got {type(value).__name__}")
-    if not value.strip():
+    if not may_be_blank and not value.strip():
         raise PrimitiveError(f"{name}: query is empty")
     if len(value) > MAX_QUERY_CHARS:
         raise PrimitiveError(f"{name}: query has {len(value):,} characters; at most {MAX_QUERY_CHARS:,} are allowed")

@@ -112,6 +112,7 @@ def run_program(
     limits: ProgramLimits,
     host: Host,
     seal: Callable[[], AbstractContextManager[None]] = nullcontext,
+    collect: Callable[[], object] = int,
 ) -> Outcome:
     """Runs a program; it starts clean and leaves nothing behind.
 
@@ -121,8 +122,9 @@ def run_program(
         limits: Its budgets.
         host: Serves its primitives and receives its prints.
         seal: Makes the context that its code runs in; see `hardening.install_audit_hook`.
+        collect: Frees what it holds in circles; see `Fuel`.
     """
-    fuel = Fuel(limits.fuel)
+    fuel = Fuel(limits.fuel, collect)
     failure: TraceError | None = None
     scope: dict[str, Any] = {"__builtins__": {}, "question": question}
     try:

@@ -11,6 +11,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any, BinaryIO
 
 from rpl.core.errors import PrimitiveError
@@ -108,10 +110,45 @@ def serve(
         except MemoryError:
             outcome = Outcome(_OUT_OF_MEMORY, 0)
         error = outcome.error
-        failure = None if error is None else {"kind": error.kind, "message": error.message, "line": error.line}
-        host.send({"type": "done", "error": failure, "fuel": outcome.fuel})
+        failure = None if error is None else asdict(error)
+        done = {"type": "done", "error": failure, "fuel": outcome.fuel}
+        try:
+            host.send(done)
+        except MemoryError:  # what it printed takes more memory than it left
+            host.journal.clear()
+            host.send(done | {"error": asdict(_OUT_OF_MEMORY)})
+        del host
+        gc.collect()  # what the program held in circles is not the next one's burden
+
+
+_WARM_UP = (
+    "'\\N{BULLET} \\\\d\\u00a0'\nprint(f'{len([1])}', 1.5, 'Ä'.casefold(), int('7'), round(2.5, 1), {None, 'a'})",
+    "def f(x):\n    '\\\\d'\n    return x\nprint(unique([]), f(1), bm25(''), prnit)",
+    "print(",
+    "import os",
+    "{[]}",
+)
+"""Programs that take each way through the interpreter once, so that it loads what it loads late while it still can."""
+
+
+class _Nowhere(Host):
+    """Serves the programs that warm a worker up."""
+
+    def call(self, name: str, args: dict[str, Any]) -> list[ProgramPassage]:
+        return []
+
+    def record(self, name: str, args: dict[str, Any], results: Sequence[Passage]) -> None:
+        return
+
+    def print_text(self, text: str, ends: bool = True) -> None:
+        return
+
+    def print_passage(self, passage: Passage) -> None:
+        return
 
 
 def main() -> None:
     """The main module of worker processes."""
-    serve(run_program)
+    for source in _WARM_UP:
+        run_program(source, "", ProgramLimits(9, 9, 999, 999), _Nowhere())
+    serve(partial(run_program, collect=gc.collect))
