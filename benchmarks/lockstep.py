@@ -19,7 +19,7 @@ from transformers import StoppingCriteria
 from rpl.core.records import FinishReason, Rollout, Turn
 from rpl.executors.base import Executor
 from rpl.policy.renderer import Renderer
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 from rpl.sampling.stopping import StopDetector
 
 STOPS = ("</program>", "</answer>")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rpl.core.records import Question
 from rpl.core.seeds import derive_seed
-from rpl.rollouts.loop import RolloutRequest
+from rpl.rollouts.requests import RolloutRequest
 
 
 def make_requests(questions: Sequence[Question], number: int, count: int, group_size: int) -> list[RolloutRequest]:

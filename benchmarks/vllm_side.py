@@ -20,7 +20,8 @@ from rpl.datamodules.readers import load_splits
 from rpl.executors.base import Executor, TokenCounter
 from rpl.policy.loading import load_policy, resolve_model
 from rpl.policy.renderer import Renderer
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
+from rpl.rollouts.loop import run_rollouts
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 from rpl.sampling.sampler import SamplingParams
 from rpl.sampling.stopping import end_tokens
 from rpl.sampling.vllm.sampler import VLLMSampler

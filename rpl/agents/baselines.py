@@ -19,7 +19,8 @@ from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import canonical
 from rpl.retrieval.base import MAX_K
 from rpl.retrieval.library.counting import CallCounts
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
+from rpl.rollouts.loop import run_rollouts
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 from rpl.sampling.sampler import Completion, Sampler, SamplingParams
 from rpl.sampling.single_turn import complete
 

@@ -29,7 +29,7 @@ from rpl.modules.ranks import RankWatch
 from rpl.policy.bundle import Contract
 from rpl.policy.limits import check_context, positions
 from rpl.policy.lora import LoRAConfig
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 from rpl.sampling.sampler import Sampler
 
 PRECISIONS = ("32-true", "bf16-mixed")

@@ -41,7 +41,7 @@ from rpl.modules.parts.rollout_engine import Rollouts
 from rpl.modules.training import TrainingModule, add_up
 from rpl.policy.lora import adapters_off
 from rpl.policy.modes import without_dropout
-from rpl.rollouts.loop import RolloutRequest
+from rpl.rollouts.requests import RolloutRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rpl.evaluation.records import EvalResult
 from rpl.policy.bundle import check_primitives
 from rpl.policy.prompts import Style
 from rpl.reports.results import add_comparison, add_result
-from rpl.rollouts.loop import RolloutConfig
+from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import OpenedPolicy, OpeningConfig, open_policy
 from rpl.schedule.config import EvalConfig
 

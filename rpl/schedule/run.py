@@ -22,7 +22,7 @@ from rpl.core.records import Question
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.policy.prompts import Style
 from rpl.retrieval.engines import config_values
-from rpl.rollouts.loop import RolloutConfig
+from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import OpeningConfig
 from rpl.schedule.clock import Clock, Limit, affordable
 from rpl.schedule.config import Fragment, PhaseConfig, name_phases

@@ -14,7 +14,7 @@ from rpl.evaluation.protocol import best_k, compare, evaluate
 from rpl.policy.renderer import Renderer
 from rpl.policy.tiny import tiny_tokenizer
 from rpl.programs.grammar import canonical
-from rpl.rollouts.loop import RolloutConfig
+from rpl.rollouts.requests import RolloutConfig
 
 PROGRAM = "<program>\nfor p in bm25(question, k=1):\n    print(p)\n</program>"
 

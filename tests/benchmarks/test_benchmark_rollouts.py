@@ -12,7 +12,7 @@ from benchmarks.rollouts_side import SIDES, make_run
 from benchmarks.sides import Measured
 from rpl.policy.loading import load_policy
 from rpl.policy.renderer import Renderer
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 from rpl.sampling.stopping import StopDetector
 
 TABLE = {"print(1)": "[p1] Lyon: Lyon is a city in France."}

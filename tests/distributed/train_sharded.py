@@ -24,7 +24,7 @@ from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.modules.grpo import GRPOModule
 from rpl.modules.sft import SFTModule
 from rpl.policy.lora import LoRAConfig
-from rpl.rollouts.loop import RolloutConfig
+from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.hf.sampler import HFSampler
 from rpl.training.callbacks import CollapseGuard, RunRecorder
 from rpl.training.snapshot import take_state

@@ -14,7 +14,8 @@ from rpl.retrieval.keyword.memory import MemoryBM25
 from rpl.retrieval.keyword.tokens import Tokenizer
 from rpl.retrieval.library.health import HealthConfig, HealthWatch
 from rpl.retrieval.library.library import LocalLibrary
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
+from rpl.rollouts.loop import run_rollouts
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 
 PROGRAM = "print(bm25(question, k=1))"
 

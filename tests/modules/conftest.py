@@ -12,7 +12,7 @@ from module_fakes import FakeExecutor, ScriptedSampler
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.modules.grpo import GRPOModule
 from rpl.modules.sft import SFTModule
-from rpl.rollouts.loop import RolloutConfig
+from rpl.rollouts.requests import RolloutConfig
 
 ROLLOUT = RolloutConfig(max_turns=2, max_new_tokens=80)
 

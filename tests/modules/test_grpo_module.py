@@ -14,7 +14,7 @@ from rpl.modules.batches.logprobs import score_tokens
 from rpl.modules.batches.micro_batches import TrainingSequence, collate, from_rollout
 from rpl.modules.batches.packing import pack_tokens
 from rpl.modules.grpo import GRPOModule
-from rpl.rollouts.loop import RolloutConfig
+from rpl.rollouts.requests import RolloutConfig
 
 
 def fit(module, trainer, batch_size=2, ckpt_path=None):

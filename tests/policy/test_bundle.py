@@ -17,7 +17,7 @@ from rpl.policy.loading import resolve_model
 from rpl.policy.renderer import Renderer
 from rpl.policy.tiny import CHATML, tiny_tokenizer
 from rpl.programs.grammar import LANGUAGE_VERSION
-from rpl.rollouts.loop import RolloutConfig
+from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import open_policy
 
 LIMITS = {"max_turns": 2, "max_new_tokens": 24, "max_context_tokens": 1024, "printed_tokens": 100}

@@ -3,7 +3,8 @@
 from helpers_rollouts import ScriptedSampler, TableExecutor, question
 
 from rpl.policy.renderer import Renderer
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
+from rpl.rollouts.loop import run_rollouts
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 
 TABLE = {"print(1)": "[p1] Lyon: Lyon is a city in France."}
 

@@ -7,7 +7,8 @@ from rpl.core.errors import ConfigError
 from rpl.core.records import Trace, TraceError
 from rpl.policy.renderer import Renderer
 from rpl.rollouts.failures import repeated_failures
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, run_rollouts
+from rpl.rollouts.loop import run_rollouts
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 
 
 class Failing(TableExecutor):

@@ -15,7 +15,8 @@ from rpl.core.records import Rollout, Trace, Turn
 from rpl.environment.faults import VoidRate, binomial_tail
 from rpl.policy.renderer import Action, Renderer
 from rpl.rollouts.background import BackgroundPrograms
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming, run_rollouts
+from rpl.rollouts.loop import run_rollouts
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest, RolloutTiming
 from rpl.sampling.hf.sampler import HFSampler
 from rpl.sampling.sampler import SamplingParams
 from rpl.sampling.single_turn import complete

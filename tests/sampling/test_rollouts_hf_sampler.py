@@ -5,7 +5,8 @@ import torch
 
 from rpl.core.errors import ConfigError
 from rpl.policy.loading import load_policy
-from rpl.sampling.hf.sampler import HFSampler, HFSession, _batches
+from rpl.sampling.hf.sampler import HFSampler
+from rpl.sampling.hf.session import HFSession, _batches
 from rpl.sampling.sampler import SamplingParams
 from rpl.sampling.single_turn import complete
 from rpl.sampling.stopping import StopDetector
@@ -445,7 +446,7 @@ def test_float32_stays_float32_inside_a_trainers_autocast(tiny):
 def test_misuse_is_refused(tiny):
     with pytest.raises(ConfigError, match="connect"):
         HFSampler().open()
-    with pytest.raises(ConfigError, match="'float32' and 'bfloat16'"):
+    with pytest.raises(ConfigError, match="'float32', 'bfloat16' and 'auto'"):
         HFSampler(dtype="int8")
     with pytest.raises(ConfigError, match="stride must be at least 1"):
         HFSampler(stride=0)

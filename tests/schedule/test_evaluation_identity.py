@@ -24,7 +24,7 @@ from rpl.policy.identity import renderer_identity, weights_identity
 from rpl.policy.loading import resolve_model
 from rpl.policy.renderer import Renderer
 from rpl.retrieval.config import LibraryConfig
-from rpl.rollouts.loop import RolloutConfig
+from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import OpeningConfig, open_policy
 
 QUESTIONS = [Question("q0", "Who?", ("x",)), Question("q1", "Where?", ("y",))]

@@ -16,7 +16,7 @@ from rpl.core.terminal import visible, visible_json
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits
 from rpl.policy.bundle import Contract, check_primitives
-from rpl.rollouts.loop import RolloutConfig
+from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import OpeningConfig
 
 
@@ -44,7 +44,8 @@ def ask(
         opening: Device, precision and sampler.
         json: Print the whole rollout as JSON.
     """
-    from rpl.rollouts.loop import RolloutRequest, run_rollouts
+    from rpl.rollouts.loop import run_rollouts
+    from rpl.rollouts.requests import RolloutRequest
     from rpl.sampling.opening import open_policy
 
     if corpus is not None:

@@ -12,7 +12,7 @@ from rpl.core.seeds import derive_seed
 from rpl.environment.faults import VoidRate
 from rpl.modules.parts.rollout_engine import Rollouts
 from rpl.modules.parts.rollout_metrics import RolloutMetrics
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 
 RollOut = Callable[[Sequence[RolloutRequest], RolloutConfig, VoidRate], Rollouts]
 """Makes rollouts: a `RolloutEngine` with its policy."""

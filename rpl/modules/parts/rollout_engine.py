@@ -15,7 +15,8 @@ from rpl.modules.parts.collectives import Ranks
 from rpl.modules.parts.policy_model import PolicyModel
 from rpl.policy.sharding import gathered
 from rpl.retrieval.library.counting import CallCounts
-from rpl.rollouts.loop import RolloutConfig, RolloutRequest, RolloutTiming, run_rollouts
+from rpl.rollouts.loop import run_rollouts
+from rpl.rollouts.requests import RolloutConfig, RolloutRequest, RolloutTiming
 from rpl.sampling.sampler import Sampler
 
 
