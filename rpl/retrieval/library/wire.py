@@ -141,6 +141,9 @@ def read_hits(reply: Any, queries: int, k: int, where: str) -> list[list[Passage
     lists = reply.get("result") if isinstance(reply, dict) else None
     if not isinstance(lists, list) or len(lists) != queries or not all(isinstance(hits, list) for hits in lists):
         raise RetrieverError(f"{where} did not answer {queries} queries with {queries} lists: {_start(reply)}")
+    refused = reply.get("errors")
+    if refused:
+        raise RetrieverError(f"{where} refused queries that are allowed here: {_start(refused)}")
     found = []
     for hits in lists:
         passages: dict[str, Passage] = {}

@@ -283,3 +283,9 @@ def test_a_server_says_which_ids_it_lacks_and_its_failure_is_no_missing_id():
     failing = ServiceLibrary(client(lambda request: handler(request, down=True)), "f", ["read"], PASSAGES, 4, 0)
     with pytest.raises(RetrieverError, match="disk"):
         failing.missing(["p1"])
+
+
+def test_a_query_that_a_server_refuses_is_not_one_that_finds_nothing():
+    assert read_hits({"result": [[]]}, 1, 3, "s") == [[]]
+    with pytest.raises(RetrieverError, match=r"^s refused queries that are allowed here: .*too long"):
+        read_hits({"result": [[]], "errors": {"0": "too long"}}, 1, 3, "s")
