@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rpl.core.errors import ConfigError, ProgramError
+from rpl.core.tags import writable
 from rpl.mutation.search import RepairConfig
 from rpl.programs.grammar import parse
 from rpl.repair.control import ControlConfig
@@ -59,6 +60,8 @@ class HarvestConfig:
             raise ConfigError(f"harvest.control_questions must be at least 0, got {self.control_questions}")
         for name in ("seed_program", "reading_program"):
             try:
-                parse(getattr(self, name) or "pass")
+                source = parse(getattr(self, name) or "pass").source
             except ProgramError as error:
                 raise ConfigError(f"harvest.{name} is not a program: {error.message}") from error
+            if not writable(source):
+                raise ConfigError(f"harvest.{name} holds a tag of the transcript, so that no policy could write it")

@@ -341,6 +341,7 @@ def test_wide_evidence_is_recorded_to_be_read_only_where_it_holds_all_gold(train
         ({"control_questions": -1}, "harvest.control_questions"),
         ({"seed_program": "import os"}, "harvest.seed_program is not a program"),
         ({"reading_program": "import os"}, "harvest.reading_program is not a program"),
+        ({"seed_program": "print(bm25('</program>'))"}, "harvest.seed_program holds a tag of the transcript"),
     ],
 )
 def test_wrong_settings_are_named(wrong, message):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rpl.core.errors import DataError
-from rpl.core.records import Repair
-from rpl.reports.repairs import Attempt, attempts_of, repair_summary
+from rpl.core.files import write_jsonl
+from rpl.core.records import Benefit, Benefits, Control, Repair, to_dict
+from rpl.reports.repairs import Attempt, attempts_of, repair_summary, report_repairs
+from rpl.reports.results import read_results
 
 
 def _attempts(right: set[int], n: int = 10, executions: int = 6) -> list[Attempt]:
@@ -61,3 +65,27 @@ def test_benefit_is_compared_on_shared_questions() -> None:
     assert (logprob["difference"]["mean"], logprob["mcnemar"], logprob["ratio"]) == (1.0, None, None)
     apart = {"repaired": readings["repaired"], "failed": {"q2": readings["failed"]["q2"]}}
     assert repair_summary({}, benefit=apart)["benefit_comparisons"] == []
+
+
+def test_the_file_of_a_harvest_fills_the_section_of_the_results(tmp_path: Path) -> None:
+    better, worse = Benefit(1.0, -1.0, "a"), Benefit(0.0, -2.0, "b")
+    control = Control(None, 5, 5, None, 0.5, 3, 40)
+    records = [
+        Repair(
+            "q0", "p", "c", executions=4, verdict="repaired", control=control, benefit=Benefits(better, worse, worse)
+        ),
+        Repair("q1", "p", None, executions=6, verdict="budget", control=replace(control, child="c")),
+        Repair("q2", "p", None, executions=6, verdict="exhausted"),
+        Repair("q3", "p", None, verdict="gold_missing"),
+    ]
+    write_jsonl(tmp_path / "repairs.jsonl", [to_dict(record) for record in records])
+    report_repairs(tmp_path, tmp_path / "repairs.jsonl")
+    section = read_results(tmp_path)["repair"]
+    assert section["failures"] == 3
+    assert section["verdicts"] == {"repaired": 1, "budget": 1, "exhausted": 1, "gold_missing": 1}
+    assert [(arm["name"], arm["repaired"]["mean"], arm["executions"]) for arm in section["arms"]] == [
+        ("mutation, all failures", pytest.approx(1 / 3), 16),
+        ("mutation, where the control ran", 0.5, 10),
+        ("resample control, where the control ran", 0.5, 10),
+    ]
+    assert [arm["metrics"]["em"]["mean"] for arm in section["benefit"]] == [1.0, 0.0, 0.0]
