@@ -16,6 +16,7 @@ from rpl.core.files import digest
 from rpl.policy.renderer import Renderer
 
 _TENSOR_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "*.jinja", "vocab.*", "merges.txt")
 _SAYS_NOTHING = ("_name_or_path", "transformers_version")
 """Fields of config.json that do not change what a model computes."""
 
@@ -33,6 +34,17 @@ def weights_identity(folder: Path) -> dict[str, str]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     told = {name: value for name, value in config.items() if name not in _SAYS_NOTHING}
     return {"weights": files_digest(tensors), "model_config": digest(json.dumps(told, sort_keys=True))}
+
+
+def folder_identity(folder: Path) -> dict[str, str]:
+    """Returns the digests of a whole model folder: those of `weights_identity`, and `tokenizer` (its files).
+
+    Raises:
+        CheckpointError: The folder holds no weights.
+        DataError: A file cannot be read, or changes while it is read.
+    """
+    files = {file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)}
+    return {**weights_identity(folder), "tokenizer": files_digest(files)}
 
 
 def renderer_identity(renderer: Renderer) -> dict[str, Any]:

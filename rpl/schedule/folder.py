@@ -21,8 +21,9 @@ from rpl.core.files import write_json, write_text
 class RunFolder:
     """A folder that belongs to exactly one configuration and to one process at a time.
 
-    Layout: `config.yaml` (resolved), `environment.json`, one folder a phase with a `done.json` when it is finished,
-    and the records that span phases (`metrics.jsonl`, `rollouts.jsonl`, `repairs.jsonl`, `results.json`, `report.md`).
+    Layout: `config.yaml` (resolved), `environment.json`, `identity.json` (digests of what all phases share), one folder
+    a phase with its `inputs.json` (digests of what it is made from) and a `done.json` when it is finished, and the
+    records that span phases (`metrics.jsonl`, `rollouts.jsonl`, `repairs.jsonl`, `results.json`, `report.md`).
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
@@ -98,9 +99,9 @@ class RunFolder:
         shutil.rmtree(phase / "checkpoints", ignore_errors=True)
 
     def forget(self) -> None:
-        """Leaves an empty folder to whatever configuration comes next, if no plan was made in it."""
-        if not (self.path / "plan.json").exists():
-            for name in ("config.yaml", "environment.json"):
+        """Leaves an empty folder to whatever configuration comes next, if no phase could begin in it."""
+        if not (self.path / "identity.json").exists() and not any(self.path.glob("[0-9][0-9]-*")):
+            for name in ("config.yaml", "environment.json", "plan.json"):
                 (self.path / name).unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -20,6 +20,10 @@ from rpl.core.files import digest, write_text
 from rpl.core.progress import say
 from rpl.core.records import Question
 from rpl.environment.environment import Environment, EnvironmentConfig
+from rpl.environment.gold import check_gold
+from rpl.evaluation.protocol import questions_digest
+from rpl.policy.identity import folder_identity
+from rpl.policy.loading import resolve_model
 from rpl.policy.prompts import Style
 from rpl.retrieval.engines import config_values
 from rpl.rollouts.requests import RolloutConfig
@@ -27,6 +31,7 @@ from rpl.sampling.opening import OpeningConfig
 from rpl.schedule.clock import Clock, Limit, affordable
 from rpl.schedule.config import Fragment, PhaseConfig, name_phases
 from rpl.schedule.folder import RunFolder
+from rpl.schedule.inputs import begin, check_outputs, check_run, phase_inputs, phase_outputs
 from rpl.schedule.sampling import configured_opening
 
 if TYPE_CHECKING:
@@ -80,8 +85,10 @@ def cycle(
 ) -> dict[str, Any]:
     """Runs a schedule of phases (RL, harvest, SFT, RL, …, eval) in one run folder, or goes on with it.
 
-    A phase that is done is skipped, one that was interrupted goes on where it was; the same command does both. A run
-    folder that belongs to another configuration is refused.
+    A phase that is done is skipped, one that was interrupted goes on where it was; the same command does both. A phase
+    whose folder was deleted is done again, and after it those that were made from what it left, where that differs now.
+    A run folder is refused that belongs to another configuration, or to another model, corpus or questions under the
+    same names, or in which a phase's policy or repairs were changed afterwards.
 
     Args:
         run_dir: The run folder.
@@ -157,10 +164,11 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str])
     clock = Clock(run.path / "clock.json")
     try:
         plan = make_plan(schedule, phases, names, questions, clock.spent_s)
+        say(plan.text)
+        _check_contents(schedule, phases, questions)
     except RPLError:
-        run.forget()  # so that the same command with a larger budget is not refused
+        run.forget()  # so that the same command with a larger budget or the right corpus is not refused
         raise
-    say(plan.text)
     schedule, phases = plan.apply(schedule, phases)
     with clock:
         _run_all(schedule, phases, names, plan, clock, questions)
@@ -185,7 +193,10 @@ def _run_all(
     recorded: str | None = None  # the phase whose rollouts are those of the current policy
     for index, (phase, name) in enumerate(zip(phases, names, strict=True)):
         folder = run.phase(index, name)
-        outcome = run.done(folder)
+        same = begin(folder, _inputs(schedule, phase, current, policies, repairs))
+        outcome = run.done(folder) if same else None
+        if outcome is not None:
+            check_outputs(folder, outcome)
         if outcome is None and phase.kind in ("rl", "sft") and plan.amounts[index] == 0:
             outcome = {"left_out": "the budget leaves no time for it"}
             run.finish(folder, outcome)
@@ -195,7 +206,7 @@ def _run_all(
             began = time.monotonic()
             limit = Limit(clock, name, schedule.budget_minutes, plan.seconds[index:])
             outcome = _run_phase(schedule, phase, name, folder, current, policies, repairs, recorded, questions, limit)
-            outcome["seconds"] = round(time.monotonic() - began, 1)
+            outcome |= {"seconds": round(time.monotonic() - began, 1), "outputs": phase_outputs(folder)}
             run.finish(folder, outcome)
             gc.collect()
             say(f"phase {index + 1}/{len(phases)}: {name} took {outcome['seconds'] / 60:.1f} min")
@@ -208,8 +219,45 @@ def _run_all(
             recorded = name if phase.kind == "rl" else None
         elif phase.kind == "harvest":
             repairs.append(folder / "repairs.jsonl")
+            _join(repairs, run.path / "repairs.jsonl")
     if policies:
         _point(run.path / "model", Path(current))
+
+
+def _check_contents(schedule: Schedule, phases: list[PhaseConfig], data: QADataModule) -> None:
+    """Compares model, corpus and questions with those that the run began with, and the questions with the corpus."""
+    splits = data.splits
+    kinds = {phase.kind for phase in phases}
+    pools = {phase.eval.split for phase in phases if phase.kind == "eval"}
+    used = {
+        "training questions": data.train_questions_used if kinds & {"rl", "sft", "harvest"} else (),
+        "validation questions": data.val_questions_used if kinds & {"rl", "sft"} or "val" in pools else (),
+        "test questions": data.test_questions_used if "test" in pools else (),
+    }
+    with Environment(schedule.environment, progress=say) as environment:
+        start = folder_identity(resolve_model(schedule.policy))
+        questions = questions_digest([*splits.train, *splits.val, *splits.test])
+        for what, pool in used.items():
+            check_gold(pool, environment, what)
+        check_run(schedule.run.path, {**start, **environment.identity, "questions": questions})
+
+
+def _inputs(
+    schedule: Schedule, phase: PhaseConfig, current: str, policies: dict[str, Path], repairs: list[Path]
+) -> dict[str, Any]:
+    """Returns the digests of what a phase begins with, besides what all phases share."""
+    if phase.kind == "eval":
+        wanted = phase.eval.after
+        return phase_inputs({f"after {n}": path for n, path in policies.items() if wanted is None or n in wanted}, ())
+    given = {**schedule.data, **phase.data}.get("repairs", repairs) if phase.kind == "sft" else ()
+    return phase_inputs({"policy": current}, [given] if isinstance(given, str) else given)
+
+
+def _join(files: list[Path], out: Path) -> None:
+    """Writes the lines of all files into one, if they do not stand there already."""
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    if not out.exists() or out.read_text(encoding="utf-8") != text:
+        write_text(out, text)
 
 
 def _run_phase(
@@ -248,8 +296,6 @@ def _run_phase(
                 enough=limit.reached,
             )
             report_repairs(schedule.run.path, out)
-            everything = [*repairs, out]
-            write_text(schedule.run.path / "repairs.jsonl", "".join(p.read_text(encoding="utf-8") for p in everything))
             return {"repairs": str(out.relative_to(schedule.run.path)), "summary": summary}
         from rpl.schedule.evaluate import evaluate_policies
 
