@@ -54,6 +54,14 @@ def fixed_source(k: int, search: Search = "bm25") -> str:
     return f"for p in {call}:\n    print(p)"
 
 
+def evaluation_requests(questions: Sequence[Question], seed: int) -> list[RolloutRequest]:
+    """Returns one rollout to be made a question; Lightning's validation and `evaluate` make the same ones."""
+    return [
+        RolloutRequest(question, f"eval/{i}/{question.id}", 0, derive_seed(seed, "eval", question.id))
+        for i, question in enumerate(questions)
+    ]
+
+
 class Policy(System):
     """The policy as it is trained: it writes programs, reads what they printed, and answers.
 
@@ -94,9 +102,8 @@ class Policy(System):
 
     def answer(self, questions: Sequence[Question]) -> list[Rollout]:
         """Runs the multi-turn loop."""
-        requests = [RolloutRequest(q, _group(q), 0, derive_seed(self._seed, "eval", q.id)) for q in questions]
         return run_rollouts(
-            requests,
+            evaluation_requests(questions, self._seed),
             renderer=self._renderer,
             sampler=self._sampler,
             executor=self._executor,

@@ -56,7 +56,7 @@ LOGGED: Mapping[str, str] = MappingProxyType(
         "time/update_tokens_per_s": "Tokens of trained transcripts a second.",
         "time/tokens_per_s": "Tokens a second in supervised fine-tuning.",
         "val/SCORE": "Greedy evaluation on validation questions: `em`, `f1`, `all_gold`, `evidence_precision`, "
-        "`evidence_recall`, `evidence_f1`, `printed_tokens` and more; `test/SCORE` alike.",
+        "`evidence_recall`, `evidence_f1`, `printed_tokens` and more, as `rpl cycle` has them; `test/SCORE` alike.",
     }
 )
 """Name -> meaning. A part in capitals stands for one of several names."""

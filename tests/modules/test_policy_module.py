@@ -6,8 +6,12 @@ import pytest
 import torch
 from module_fakes import PASSAGES, QUESTIONS, ListData, ListLoader
 
+from rpl.agents.baselines import Policy
 from rpl.core.errors import DataError
 from rpl.core.records import Rollout, from_dict
+from rpl.evaluation.protocol import evaluate
+from rpl.evaluation.records import METRICS
+from rpl.modules.parts.rollout_metrics import LOGGED_AS
 from rpl.policy.loading import load_policy
 
 
@@ -109,6 +113,27 @@ def test_validation_scores_questions_also_without_padding_and_with_empty_batches
     assert scores["val/turns"] == 2
     (scores,) = trainer.test(module, datamodule=data, verbose=False)
     assert scores["test/em"] == pytest.approx(sum(right) / 5)
+
+
+def test_validation_and_an_evaluation_of_the_same_policy_give_equal_numbers(make_sft, make_trainer):
+    module = make_sft()
+    trainer, _ = make_trainer(1)
+    data = ListData(evaluation=ListLoader(QUESTIONS[:5], 2))
+    (scores,) = trainer.validate(module, datamodule=data, verbose=False)
+    (tested,) = trainer.test(module, datamodule=data, verbose=False)
+    sampler, executor = module.engine.sampler, module.engine.environment.executor
+    policy = Policy(module.policy_model.renderer, sampler, executor, module.evaluator.rollout)
+    measured = evaluate(policy, QUESTIONS[:5], progress=False, batch=2).metrics()
+    expected = {logged: measured[name].mean for name, logged in LOGGED_AS.items() if measured[name].n}
+    assert {name.removeprefix("val/"): value for name, value in scores.items()} == pytest.approx(
+        expected | {"void_rate": 0.0}
+    )
+    assert {name.removeprefix("test/"): value for name, value in tested.items()} == pytest.approx(
+        expected | {"void_rate": 0.0}
+    )
+    assert set(LOGGED_AS) == set(METRICS) - {"seconds"}
+    assert 0 < expected["em"] < 1
+    assert expected["printed_tokens"] > 0
 
 
 def test_questions_without_gold_have_no_evidence_scores(make_sft, make_trainer):

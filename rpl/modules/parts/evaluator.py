@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import nn
 
+from rpl.agents.baselines import evaluation_requests
 from rpl.core.records import Question, Rollout
-from rpl.core.seeds import derive_seed
 from rpl.environment.faults import VoidRate
 from rpl.modules.parts.rollout_engine import Rollouts
 from rpl.modules.parts.rollout_metrics import RolloutMetrics
@@ -45,11 +45,7 @@ class Evaluator(nn.Module):
 
     def answer(self, questions: Sequence[Question], roll_out: RollOut) -> list[Rollout]:
         """Answers questions greedily; one rollout a question, in order. Collective, like `RolloutEngine.run`."""
-        requests = [
-            RolloutRequest(q, f"eval/{i}/{q.id}", 0, derive_seed(self.seed, "eval", q.id))
-            for i, q in enumerate(questions)
-        ]
-        return roll_out(requests, self.rollout, self.guard).rollouts
+        return roll_out(evaluation_requests(questions, self.seed), self.rollout, self.guard).rollouts
 
     def score(self, questions: Sequence[Question], roll_out: RollOut) -> None:
         """Answers questions, which may be none, and adds them to the scores. Collective."""

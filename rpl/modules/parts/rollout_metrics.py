@@ -1,4 +1,4 @@
-"""The scores of evaluation rollouts, as sum states that survive uneven shards."""
+"""The scores of validation and test: the records and metrics of `rpl.evaluation`, as means over all ranks."""
 
 from __future__ import annotations
 
@@ -7,37 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torchmetrics import Metric
 
 from rpl.core.records import Question, Rollout
-from rpl.modules.parts.question_metrics import (
-    AllGold,
-    EvidenceF1,
-    EvidencePrecision,
-    EvidenceRecall,
-    ExactMatch,
-    MeanPerQuestion,
-    TokenF1,
-)
+from rpl.evaluation.records import METRICS, record
+from rpl.modules.parts.question_metrics import MeanPerQuestion
 
-_EVIDENCE = {
-    "evidence_precision": EvidencePrecision,
-    "evidence_recall": EvidenceRecall,
-    "evidence_f1": EvidenceF1,
-    "all_gold": AllGold,
+LOGGED_AS = {
+    **{name: name for name in METRICS if name != "seconds"},
+    "recall": "evidence_recall",
+    "precision": "evidence_precision",
+    "invalid": "invalid_rate",
 }
-_MEANS = ("turns", "calls", "printed_tokens", "completion_tokens", "invalid_rate", "program_error_rate")
+"""How the log calls a metric of `rpl.evaluation.records`. Seconds are logged as `time/`."""
 
 
 class RolloutMetrics(nn.Module):
-    """EM, F1, evidence, cost and failure rates over questions; void rollouts count only in `void_rate`."""
+    """All metrics of an evaluation over questions; void rollouts count only in `void_rate`."""
 
     def __init__(self) -> None:
         super().__init__()
-        metrics: dict[str, Metric] = {"em": ExactMatch(), "f1": TokenF1()}
-        metrics |= {name: kind() for name, kind in _EVIDENCE.items()}
-        metrics |= {name: MeanPerQuestion() for name in (*_MEANS, "void_rate")}
-        self.metrics = nn.ModuleDict(metrics)
+        self.metrics = nn.ModuleDict({name: MeanPerQuestion() for name in (*LOGGED_AS.values(), "void_rate")})
 
     def update(self, rollouts: Sequence[Rollout], questions: Sequence[Question]) -> None:
         """Adds one rollout a question.
@@ -46,21 +35,12 @@ class RolloutMetrics(nn.Module):
             rollouts: In the order of the questions; void ones may be among them.
             questions: The questions, with answers and gold ids.
         """
-        m: Any = self.metrics
-        m["void_rate"].update([float(r.infra_error is not None) for r in rollouts])
-        pairs = [(r, q) for r, q in zip(rollouts, questions, strict=True) if r.infra_error is None]
-        answers = [r.answer for r, _ in pairs]
-        accepted = [q.answers for _, q in pairs]
-        m["em"].update(answers, accepted)
-        m["f1"].update(answers, accepted)
-        for name in _EVIDENCE:
-            m[name].update([r.printed_ids for r, _ in pairs], [q.gold_docs for _, q in pairs])
-        m["turns"].update([float(len(r.turns)) for r, _ in pairs])
-        m["calls"].update([float(r.num_calls) for r, _ in pairs])
-        m["printed_tokens"].update([float(r.printed_tokens) for r, _ in pairs])
-        m["completion_tokens"].update([float(sum(r.completion_mask)) for r, _ in pairs])
-        m["invalid_rate"].update([float(r.invalid is not None) for r, _ in pairs])
-        m["program_error_rate"].update([float(t.error is not None) for r, _ in pairs for t in r.traces])
+        metrics: Any = self.metrics
+        records = [record(q, rollout, seconds=0.0) for q, rollout in zip(questions, rollouts, strict=True)]
+        metrics["void_rate"].update([float(item.void is not None) for item in records])
+        for name, logged in LOGGED_AS.items():
+            values = [METRICS[name].value(item) for item in records if item.void is None]
+            metrics[logged].update([value for value in values if value is not None])
 
     def compute(self) -> dict[str, float]:
         """Returns the means over all questions of all ranks (collective), leaving out those of nothing."""
