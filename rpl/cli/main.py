@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rpl import __version__
+from rpl.core import signals
 from rpl.core.errors import RPLError
 from rpl.core.machine import wait_passively
-from rpl.core.terminal import visible
+from rpl.core.progress import say
 
 LIGHTNING_COMMANDS = {
     "fit": "train a policy: GRPO (configs/rl.yaml) or SFT on repairs (configs/sft.yaml)",
@@ -49,6 +52,7 @@ def run(args: Sequence[str]) -> Any:
 
     Raises:
         RPLError: The command failed for a reason that RPL can name.
+        Stopped: A signal ended it.
         SystemExit: Usage errors (status 2) and `--help` (status 0).
     """
     if not args or args[0] in ("-h", "--help", "help"):
@@ -72,12 +76,50 @@ def run(args: Sequence[str]) -> Any:
     raise SystemExit(2)
 
 
+def _advice(args: Sequence[str]) -> str:
+    """How a command that a signal ended is gone on with."""
+    again = list(args)
+    if args[:1] == ["fit"]:
+        if (checkpoint := signals.newest_checkpoint()) is None:
+            return f"nothing had been saved; start again with: rpl {shlex.join(again)}"
+        while "--ckpt_path" in again:
+            place = again.index("--ckpt_path")
+            again[place : place + 2] = []
+        again = [x for x in again if not x.startswith("--ckpt_path=")] + ["--ckpt_path", checkpoint]
+        return f"go on from {checkpoint} with: rpl {shlex.join(again)}"
+    return f"go on with the same command: rpl {shlex.join(again)}" if args[:1] in (["cycle"], ["harvest"]) else ""
+
+
 def main(args: Sequence[str] | None = None) -> Any:
-    """The console entry point: like `run`, but an `RPLError` becomes one line on standard error and exit status 1."""
+    """The console entry point: like `run`, but errors and signals become one line on standard error.
+
+    Exit status 1 is that of an `RPLError`; 143 (SIGTERM) and 130 (Ctrl-C) say that a signal ended the command.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    if args[:1] == ["serve-retrieval"]:  # the server owns its signals
+        return _run_with_errors(args)
+    with signals.owned(lambda: _advice(args)):
+        try:
+            return _run_with_errors(args)
+        except (signals.Stopped, KeyboardInterrupt, Exception) as error:
+            # What fails while a process is being stopped is part of the stop: connections of other processes break.
+            number = signals.requested() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+            if number is None:
+                raise
+            signals.end_children()
+            if not signals.is_quiet():
+                say(signals.describe(number))
+            sys.stdout.flush()
+            raise SystemExit(signals.status(number)) from None
+
+
+def _run_with_errors(args: Sequence[str]) -> Any:
     try:
-        return run(sys.argv[1:] if args is None else args)
+        return run(args)
     except RPLError as error:
-        sys.stderr.write(f"rpl: {type(error).__name__}: {visible(str(error))}\n")
+        if signals.requested() is not None:
+            raise
+        sys.stderr.write(f"rpl: {type(error).__name__}: {error}\n")
         raise SystemExit(1) from error
 
 

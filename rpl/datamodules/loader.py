@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from rpl.core.errors import CheckpointError, ConfigError
 from rpl.core.files import digest
+from rpl.core.progress import say
 
 T = TypeVar("T")
 
@@ -68,17 +69,26 @@ class TrainLoader(Generic[T]):
         self._world_size = world_size
         self._batches = 0
         self._resumes = False
+        self._identity: str | None = None
 
     def __len__(self) -> int:
         """Number of batches an epoch and process."""
         return math.ceil(len(self._items) // self._world_size / self._batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of batches handed out since the first epoch began."""
-        return {"batches": self._batches}
+        """Returns the number of batches handed out since the first epoch began, and of which data."""
+        return {"batches": self._batches, "identity": self.identity}
+
+    @property
+    def identity(self) -> str:
+        """A digest of everything that the order of batches depends on: items, batch size, seed, number of processes."""
+        if self._identity is None:
+            settings = (self._batch_size, self._seed, self._world_size)
+            self._identity = digest(repr(settings), *map(repr, self._items))
+        return self._identity
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration begin after the batches that were handed out.
+        """Makes the next iteration begin after the batches that were handed out; says so if they were of other data.
 
         Raises:
             CheckpointError: The state is not one of this loader.
@@ -86,6 +96,11 @@ class TrainLoader(Generic[T]):
         batches = state.get("batches")
         if not isinstance(batches, int) or batches < 0:
             raise CheckpointError(f"the checkpoint's data state must be {{'batches': n >= 0}}, got {state!r}")
+        if self._rank == 0 and state.get("identity", self.identity) != self.identity:
+            say(
+                "the checkpoint was made with other training data, batch size, seed or number of processes: the run "
+                f"goes on {batches} batches into what is given now"
+            )
         self._batches = batches
         self._resumes = True
 

@@ -20,17 +20,20 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from rpl.core import signals
 from rpl.core.progress import say
+from rpl.core.signals import Stopped
 
 POLL_S = 0.5
 """Seconds between two looks at the others."""
 GRACE_S = 4.0
 """Seconds that a process has to end by itself once another one has failed."""
 _KEY = "rpl/failure"
+_STOP = "rpl/stop"
 
 
 class RankWatch(Callback):
-    """Reports the exception that ends this process to all others, and ends this process when another one has failed.
+    """Tells all others of the exception or signal that ends this process, and ends this process when they tell it.
 
     Modules bring it along when there are several processes; it needs no entry in YAML.
     """
@@ -55,6 +58,13 @@ class RankWatch(Callback):
         self._over.set()
         if self._store is None:
             return
+        if isinstance(exception, Stopped):
+            self._pass_on_stop()
+            time.sleep(2 * POLL_S if self._rank == 0 else 0)  # with this process goes the store, which they must read
+            return
+        self._pass_on_stop()
+        if signals.requested() is not None:
+            return  # a connection that breaks because another process has ended already
         own = f"rank {self._rank} failed: {describe(exception)}"
         try:
             first = self._store.compare_set(_KEY, "", own).decode()
@@ -77,18 +87,34 @@ class RankWatch(Callback):
         # A connection of its own: the shared one is locked while the main thread waits for something on it.
         store: Any = torch.distributed.distributed_c10d._get_default_store()
         self._store = store.clone()
+        environment: Any = getattr(trainer.strategy, "cluster_environment", None)
+        if self._rank != 0 and environment is not None and not environment.creates_processes_externally:
+            signals.leave_status_to_rank_0()
+
+    def _pass_on_stop(self) -> None:
+        """Tells the others of a signal that asked this process to end, or this process of theirs."""
+        try:
+            if (number := signals.requested()) is not None:
+                self._store.set(_STOP, str(int(number)))
+            elif self._store.check([_STOP]):
+                signals.request(int(self._store.get(_STOP)))
+        except RuntimeError:
+            return  # the store went with rank 0, which `_failure` finds out
 
     def _watch(self) -> None:
         while not self._over.wait(POLL_S):
-            failure = self._failure()
+            self._pass_on_stop()
+            failure, stopping = self._failure(), signals.requested() is not None
             if failure is None:
                 continue
-            if self._rank == 0:
+            if self._rank == 0 and not stopping:
                 say(failure)
             if self._over.wait(GRACE_S):
                 return  # this process is ending by itself
             for process in self._processes:
                 process.send_signal(signal.SIGKILL)  # nothing less ends a process in a collective
+            if stopping:
+                signals.end()
             sys.stderr.flush()
             os._exit(1)
 
@@ -98,7 +124,7 @@ class RankWatch(Callback):
                 return str(self._store.get(_KEY).decode())
         except RuntimeError:
             return "rank 0 is gone"  # with it goes the store
-        return self._ended(lambda code: code != 0)
+        return self._ended(lambda code: code != 0 or signals.requested() is not None)
 
     def _killed(self) -> str | None:
         """Names a process that a signal ended, which may show a moment later than its connections break."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rpl.core.errors import CheckpointError
 from rpl.policy.bundle import contract_file, contract_from, read_contract
+from rpl.policy.checkpoint_files import UNREADABLE, read_header, verify
 from rpl.policy.loading import export_policy, load_policy
 from rpl.policy.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
 from rpl.policy.sharding import full_model
-
-_META = "meta.pt"  # beside the shards: everything of a checkpoint that is neither weight nor optimizer state
 
 
 def export_checkpoint(checkpoint: Path, out: Path, start_model: str | None = None) -> Path:
@@ -52,7 +50,8 @@ def export_checkpoint(checkpoint: Path, out: Path, start_model: str | None = Non
     try:
         model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        raise CheckpointError(f"{checkpoint}: does not fit {name!r}: {error}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{checkpoint}: does not fit {name!r}: {reason}") from error
     told = counters.get("contract")
     contract = read_contract(name) if told is None else contract_from(told, f"{checkpoint} (contract)")
     return export_policy(full_model(model), tokenizer, out, contract_file(contract))
@@ -70,16 +69,14 @@ def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]
     Raises:
         CheckpointError: There is no such checkpoint, it is damaged, or it is not one of RPL's.
     """
+    verify(checkpoint)
+    counters = read_header(checkpoint)["rpl"]
     try:
-        if (checkpoint / _META).is_file():
-            state, rest = _read_shards(checkpoint), torch.load(checkpoint / _META, weights_only=True)
-        elif checkpoint.is_file():
-            rest = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-            state = rest["state_dict"]
+        if checkpoint.is_dir():
+            state = _read_shards(checkpoint)
         else:
-            raise CheckpointError(f"{checkpoint}: neither a checkpoint file nor a folder of shards")
-        counters = rest["rpl"]
-    except (OSError, KeyError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+    except UNREADABLE as error:
         raise CheckpointError(f"{checkpoint}: not a checkpoint of RPL, or damaged: {error}") from error
     weights = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
     return weights, counters

@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rpl.core.errors import CheckpointError
+from rpl.core import signals
+from rpl.core.errors import CheckpointError, RPLError
 from rpl.core.files import write_text
 from rpl.core.progress import say
+from rpl.policy.checkpoint_files import newest_whole
 
 
 def fit(
@@ -42,6 +45,8 @@ def fit(
 
     Raises:
         CheckpointError: Training ended without leaving a policy.
+        RPLError: The processes of a training on several devices failed.
+        Stopped: A signal ended it.
     """
     policy = folder / "policy"
     checkpoints = folder / "checkpoints"
@@ -49,10 +54,7 @@ def fit(
         "seed_everything": seed,
         "trainer": {
             "default_root_dir": str(folder),
-            "logger": {
-                "class_path": "lightning.pytorch.loggers.CSVLogger",
-                "init_args": {"save_dir": str(folder), "name": "", "version": "log"},
-            },
+            "logger": False,  # RunRecorder writes everything that is logged
             "callbacks": [
                 {
                     "class_path": "rpl.training.callbacks.RunRecorder",
@@ -66,6 +68,9 @@ def fit(
                         "dirpath": str(checkpoints),
                         "filename": "{step}",
                         "every_n_train_steps": checkpoint_every,
+                        "monitor": "step",  # the newest two: one is left when the other is damaged
+                        "mode": "max",
+                        "save_top_k": 2,
                     },
                 },
             ],
@@ -79,17 +84,45 @@ def fit(
     args = ["fit"]
     for file in (*configs, config):
         args += ["-c", str(file)]
-    newest = max(checkpoints.glob("*.ckpt"), key=lambda p: p.stat().st_mtime_ns, default=None)
+    newest, damaged = newest_whole(checkpoints)
+    for reason in damaged:
+        say(f"{phase}: {reason}")
     if newest is not None:
         say(f"{phase} goes on from {newest}")
         args += ["--ckpt_path", str(newest)]
+    elif damaged:
+        say(f"{phase} begins again: none of its checkpoints is whole")
     if trainer.get("devices", 1) in (1, "1", [0]) and trainer.get("num_nodes", 1) == 1:
         from rpl.training.lightning_cli import RPLCLI
 
         RPLCLI(args)
     else:
-        # Lightning starts the other ranks from this process's command line, which must then be `rpl fit`
-        subprocess.run([sys.executable, "-m", "rpl", *args], check=True)
+        _fit_in_processes(args, phase)
+    signals.check()
     if not (policy / "config.json").is_file():
         raise CheckpointError(f"{phase}: training ended without leaving a policy in {policy}")
     return policy
+
+
+def _fit_in_processes(args: Sequence[str], phase: str) -> None:
+    """Runs `rpl fit` by itself: Lightning starts the other ranks from a process's command line.
+
+    A signal is passed on, and waited for: the ranks leave a checkpoint.
+    """
+    with subprocess.Popen([sys.executable, "-m", "rpl", *args]) as process:
+        signals.defer(True)
+        try:
+            told = False
+            while process.poll() is None:
+                if signals.requested() is not None and not told:
+                    process.terminate()
+                    told = True
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+        finally:
+            signals.defer(False)
+            if process.poll() is None:
+                process.kill()
+    signals.check()
+    if process.returncode != 0:
+        raise RPLError(f"{phase}: training ended with status {process.returncode}; its own message is above")

@@ -42,14 +42,19 @@ class RunRecorder(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drops lines of iterations that will run (again)."""
         self.run_dir = Path(self.given or _log_dir(trainer))
-        self._drop_unfinished(pl_module)
+        # a validation that is made up for stands in the files once, too
+        due = any(getattr(callback, "validation_is_due", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        self._drop_unfinished(_policy(pl_module).iteration, due)
 
     @rank_zero_only
-    def _drop_unfinished(self, pl_module: pl.LightningModule) -> None:
+    def _drop_unfinished(self, iteration: int, validation_is_due: bool) -> None:
         for name in ("metrics.jsonl", "rollouts.jsonl"):
             path = self.run_dir / name
             lines = read_appended(path)
-            kept = [x for x in lines if x["phase"] != self.phase or x["iteration"] < _policy(pl_module).iteration]
+            kept = [x for x in lines if x["phase"] != self.phase or x["iteration"] < iteration]
+            if validation_is_due:
+                last = {"phase": self.phase, "iteration": iteration - 1}
+                kept = [x for x in kept if not (x.get("name", "").startswith("val/") and last.items() <= x.items())]
             if len(kept) != len(lines):
                 write_jsonl(path, kept)
 

@@ -2,23 +2,75 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
+import re
 import sys
 import warnings
+from pathlib import Path
+from typing import Any, NoReturn
 
+import lightning.pytorch as pl
 from jsonargparse import set_parsing_settings
-from lightning.pytorch.cli import LightningCLI
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import rpl.datamodules.qa
 import rpl.datamodules.repaired
 import rpl.modules.grpo
 import rpl.modules.sft  # noqa: F401 - imported so that short class names resolve
+from rpl.core import signals
+from rpl.core.errors import CheckpointError, ConfigError
+from rpl.core.progress import say
 from rpl.datamodules.base import RPLDataModule
 from rpl.modules.base import PolicyModule
+from rpl.policy.checkpoint_files import newest_whole
+from rpl.training.callbacks import ExportPolicy
+from rpl.training.options import check_one_task, check_options
+from rpl.training.predictions import PredictionWriter
+from rpl.training.resuming import CheckpointFiles, FitLoop, Resumption, check_checkpoint
+from rpl.training.stopping import SafeStop
 from rpl.training.trainer import RPLTrainer
 
 # Nested settings explain themselves in `--help` by the texts under their fields.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+# What Lightning would do otherwise does not fit RPL's loop, or buries its lines.
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "runs", "name": "fit"}},
+    "max_epochs": -1,  # training ends with trainer.max_steps
+    "log_every_n_steps": 1,
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,
+    "enable_model_summary": False,
+}
+
+
+class Parser(LightningArgumentParser):
+    """Names are given in full, and a mistake is one line, with the nearest name that there is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs | {"allow_abbrev": False})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Writes one line and ends with status 2."""
+        parser: Any = getattr(ex, "subcommand_parser", None) or self
+        text = " ".join(message.split())
+        options = [option for action in parser._actions for option in action.option_strings]
+        for wrong in re.findall(r"--[\w.]+", text):
+            if wrong not in options and (near := nearest(wrong, options)):
+                text += f"; did you mean {near}?"
+                break
+        prog = parser.prog.replace(" [options]", "")
+        sys.stderr.write(f"rpl: error: {text} (`{prog} --help` shows all options)\n")
+        raise SystemExit(2)
+
+
+def nearest(name: str, names: list[str]) -> str | None:
+    """The name most like a wrong one."""
+    return next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
 
 
 class RPLCLI(LightningCLI):
@@ -37,7 +89,10 @@ class RPLCLI(LightningCLI):
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         # Checkpoints hold the state after the update, which is what a resumed run goes on from.
         warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+        warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+        warnings.filterwarnings("ignore", message="The dirpath has changed")  # a resumed run has a folder of its own
         # Lightning's launcher starts further processes from sys.argv, and warns when arguments come in both ways.
+        check_one_task(sys.argv[1:] if args is None else args)
         given, argv = args, sys.argv
         if args is not None and list(args) == argv[1:]:
             given = None
@@ -54,6 +109,8 @@ class RPLCLI(LightningCLI):
                 seed_everything_default=0,
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={"prog": "rpl"},
+                parser_class=Parser,
+                trainer_defaults=TRAINER_DEFAULTS,
                 args=given,
                 run=run,
             )
@@ -62,3 +119,71 @@ class RPLCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Ignores hyper-parameters stored in a checkpoint: YAML and flags alone decide (a checkpoint holds state)."""
+
+    def before_instantiate_classes(self) -> None:
+        """Refuses options that RPL does not honour, before anything is loaded."""
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        check_options(config.as_dict(), self.subcommand)
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Builds the trainer, and what goes with every run: safe stops, checked checkpoints, the policy's folder.
+
+        Raises:
+            ConfigError: Lightning refuses an option.
+        """
+        settings = self._get(self.config_init, "trainer", default={})
+        if settings.get("enable_progress_bar") is False and settings.get("callbacks"):  # base.yaml has a bar
+            settings["callbacks"] = [c for c in settings["callbacks"] if not isinstance(c, ProgressBar)]
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ValueError, RuntimeError) as error:
+            raise ConfigError(f"trainer: {_one_line(error)}") from error
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        own: list[Callback] = [Resumption(), SafeStop(), PredictionWriter()]
+        if not any(isinstance(callback, ExportPolicy) for callback in callbacks):
+            own.append(ExportPolicy())
+        # Checkpoints come last: they hold what the others have noted.
+        callbacks[:] = trainer._callback_connector._reorder_callbacks([*callbacks, *own])
+        FitLoop.replace(trainer)
+        trainer.strategy.checkpoint_io = CheckpointFiles()
+        # Lightning's handlers broadcast and save within a signal; `rpl.core.signals` owns these signals.
+        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+        launcher: Any = trainer.strategy.launcher
+        signals.one_of_several(trainer.global_rank, lambda: getattr(launcher, "procs", ()))
+        return trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs it, with the reasons of Lightning and torch as one line each."""
+        settings = self.config_init[subcommand]
+        if settings.get("ckpt_path") == "last":
+            settings.ckpt_path = self._last_checkpoint()
+        path = settings.get("ckpt_path")
+        if path is not None and "://" not in str(path) and self.trainer.global_rank == 0:
+            check_checkpoint(Path(path), self.model, training=subcommand == "fit")
+        try:
+            super()._run_subcommand(subcommand)
+        except MisconfigurationException as error:
+            raise ConfigError(f"trainer: {_one_line(error)}") from error
+        except (RuntimeError, ValueError) as error:
+            if "loading state_dict" in str(error) or "size mismatch" in str(error):
+                start = self.model.policy_model.start
+                raise CheckpointError(f"{path}: does not fit {start!r}: {_one_line(error)}") from error
+            if "Early stopping conditioned" in str(error) or "check_val" in str(error) or "val_check" in str(error):
+                raise ConfigError(f"trainer: {_one_line(error)}") from error
+            raise
+
+    def _last_checkpoint(self) -> str | None:
+        """The newest whole checkpoint in the folder of the configured `ModelCheckpoint`."""
+        callback: Any = self.trainer.checkpoint_callback
+        if callback is None or callback.dirpath is None:
+            raise ConfigError("--ckpt_path last needs a ModelCheckpoint with a dirpath in trainer.callbacks")
+        path, damaged = newest_whole(Path(callback.dirpath))
+        for reason in damaged:
+            say(reason)
+        say(f"going on from {path}" if path else f"{callback.dirpath} holds no checkpoint: the run begins afresh")
+        return None if path is None else str(path)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) < 400 else text[:400] + " …"
