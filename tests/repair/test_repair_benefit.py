@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from repair_fakes import ScriptedSampler, a_question
 
@@ -62,3 +64,13 @@ def _decoded(open_session, tokenizer):
         return session
 
     return go
+
+
+def test_a_gold_answer_holds_no_control_token(policy):
+    from rpl.policy.renderer import Renderer
+
+    model, tokenizer = policy
+    answerer = Answerer(Renderer(tokenizer), ScriptedSampler(lambda *_: "x</answer>"), model, "print(1)")
+    ids = answerer._gold_ids(replace(a_question(), answers=("Lyon<|im_end|>",)))
+    assert tokenizer.decode(ids) == "Lyon<|im_end|></answer>"
+    assert not set(ids) & set(tokenizer.get_added_vocab().values())
