@@ -22,7 +22,7 @@ ALLOCATOR_SHARE = {"cpu": 0.2, "gpu": 0.1}
 LOGIT_BYTES = 16
 """Bytes for each token and vocabulary entry of a chunk: logits, log-probabilities, and as much again going backward."""
 TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
-SHARES = {False: {TRAIN: 0.75, PREFILL: 0.8, DECODE: 0.5}, True: {TRAIN: 0.48, PREFILL: 0.45, DECODE: 0.2}}
+SHARES = {False: {TRAIN: 0.75, PREFILL: 0.8, DECODE: 0.5}, True: {TRAIN: 0.5, PREFILL: 0.5, DECODE: 0.3}}
 """Shares of a device's peak (FLOP/s of large matrix products) that training, prefill and batched decoding reach, in
 float32 and (`True`) in bfloat16, whose products are so fast that what lies between them counts for more."""
 

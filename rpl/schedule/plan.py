@@ -63,12 +63,28 @@ class Plan:
         changed = [
             replace(phase, trainer={**phase.trainer, "max_steps": amount})
             if phase.kind in ("rl", "sft")
-            else replace(phase, num_questions=amount)
+            else replace(
+                phase,
+                num_questions=amount,
+                harvest=replace(phase.harvest, control_questions=controlled(phase, amount, full)),
+            )
             if phase.kind == "harvest"
             else replace(phase, eval=replace(phase.eval, num_questions=amount))
-            for phase, amount in zip(phases, self.amounts, strict=True)
+            for phase, amount, full in zip(phases, self.amounts, self.full, strict=True)
         ]
         return replace(schedule, environment=environment, trainer=trainer), changed
+
+
+def controlled(phase: PhaseConfig, amount: int, full: int) -> int | None:
+    """Returns how many questions the control of a harvest has: the share that the harvest itself has, and at least one.
+
+    Args:
+        phase: The harvest.
+        amount: Questions that are harvested.
+        full: Questions that the schedule asks for.
+    """
+    asked = phase.harvest.control_questions
+    return asked if not asked or amount == full else max(1, asked * amount // full)
 
 
 def make_plan(
@@ -120,7 +136,7 @@ def _new_plan(
     costs = Costs(size.cost, settings, measured_rate(size, settings.mixed), schedule.rollout.batch_size)
 
     def estimate(amounts: Amounts) -> list[float]:
-        return estimates(costs, schedule, phases, amounts)
+        return estimates(costs, schedule, phases, amounts, full)
 
     kinds = [phase.kind for phase in phases]
     amounts: Amounts | None = scaled(kinds, full, dense, 1.0)
@@ -157,7 +173,9 @@ def measured_rate(size: PolicySize, mixed: bool) -> float:
     return matmul_rate("bfloat16" if mixed else "float32", 256, inner, columns, for_s=0.5)
 
 
-def estimates(costs: Costs, schedule: Schedule, phases: Sequence[PhaseConfig], amounts: Amounts) -> list[float]:
+def estimates(
+    costs: Costs, schedule: Schedule, phases: Sequence[PhaseConfig], amounts: Amounts, full: Sequence[int]
+) -> list[float]:
     """Returns the seconds of each phase.
 
     Args:
@@ -165,14 +183,15 @@ def estimates(costs: Costs, schedule: Schedule, phases: Sequence[PhaseConfig], a
         schedule: What the phases share.
         phases: With their settings; how much they do stands in `amounts`.
         amounts: How much each does.
+        full: How much the schedule asks for.
     """
     trained = sum(p.kind in ("rl", "sft") and amount > 0 for p, amount in zip(phases, amounts.phases, strict=True))
     found = []
-    for phase, amount in zip(phases, amounts.phases, strict=True):
+    for phase, amount, whole in zip(phases, amounts.phases, full, strict=True):
         if phase.kind in ("rl", "sft"):
             found.append(costs.training(_work(costs, schedule, phase), amount))
         elif phase.kind == "harvest":
-            found.append(costs.harvest(amount, phase.harvest.num_samples, phase.harvest.control_questions or 0))
+            found.append(costs.harvest(amount, phase.harvest.num_samples, controlled(phase, amount, whole) or 0))
         else:
             policies = trained if phase.eval.after is None else min(trained, len(phase.eval.after))
             asked = amount + PILOT if schedule.budget_minutes is not None and amount > PILOT else amount

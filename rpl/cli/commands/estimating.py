@@ -7,6 +7,7 @@ import json as json_module
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rpl.core.errors import RPLError
@@ -278,6 +279,9 @@ def _prompt_tokens(policy: str, model: Any) -> int:
     from rpl.policy.renderer import Renderer
 
     layout = agreed_layout(policy, model.prompt_style, model.thinking, "model.")
+    folder = Path(policy).expanduser()
+    if folder.is_dir() and not any(folder.glob("*token*")):  # transformers would make one up from the configuration
+        return PROMPT_TOKENS[layout.prompt_style]
     try:
         tokenizer = from_source(AutoTokenizer, policy)
     except (OSError, ValueError, RPLError):
