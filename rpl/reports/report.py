@@ -189,11 +189,16 @@ def _calls_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _settings_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row.get("settings", {})))
-    if not names:
-        return ""
-    body = [[row_label(row), *(_setting(row.get("settings", {}).get(name)) for name in names)] for row in rows]
-    return markdown_table(["system", *names], body, numbers_from=len(names) + 1)
+    """Renders what decided the answers: what all rows share in one line, and a column for each setting that differs."""
+    shown = [{name: _setting(value) for name, value in row.get("settings", {}).items()} for row in rows]
+    names = list(dict.fromkeys(name for row in shown for name in row))
+    common = [name for name in names if len({row.get(name) for row in shown}) == 1]
+    differing = [name for name in names if name not in common]
+    parts = ["In all rows: " + ", ".join(f"{name} {shown[0][name]}" for name in common) + "."] if common else []
+    if differing:
+        body = [[row_label(row), *(s.get(name, "–") for name in differing)] for row, s in zip(rows, shown, strict=True)]
+        parts.append(markdown_table(["system", *differing], body, numbers_from=len(differing) + 1))
+    return "\n\n".join(parts)
 
 
 def _setting(value: object) -> str:

@@ -265,6 +265,18 @@ def test_a_column_over_different_numbers_of_questions_counts_in_each_cell() -> N
     assert "odd |" in group_table([whole, without], "by_dataset", "em").splitlines()[0]  # not the n of "no gold"
 
 
+def test_settings_that_all_rows_share_stand_in_one_line(tmp_path: Path) -> None:
+    add_result(tmp_path, _result(3, "one", k=3, seed=0))
+    add_result(tmp_path, _result(3, "two", k=5, seed=0))
+    settings = write_report(tmp_path).read_text().split("### Settings")[1]
+    assert "seed 0" in next(line for line in settings.splitlines() if line.startswith("In all rows: "))
+    table = [line for line in settings.splitlines() if line.startswith("|")]
+    assert "| k |" in table[0]
+    assert "seed" not in table[0]
+    assert "| 3 |" in table[2]
+    assert "| 5 |" in table[3]
+
+
 def test_outcomes_of_all_questions_are_not_counted_as_searched_programs(tmp_path: Path) -> None:
     attempts = {"mutation": [Attempt("q0", repaired=True, executions=2)]}
     add_result(tmp_path, _result(3))
