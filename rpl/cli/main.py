@@ -15,6 +15,7 @@ from rpl.core import signals
 from rpl.core.errors import RPLError
 from rpl.core.machine import wait_passively
 from rpl.core.progress import say
+from rpl.core.terminal import visible
 
 LIGHTNING_COMMANDS = {
     "fit": "train a policy: GRPO (configs/rl.yaml) or SFT on repairs (configs/sft.yaml)",
@@ -119,7 +120,7 @@ def _run_with_errors(args: Sequence[str]) -> Any:
     except RPLError as error:
         if signals.requested() is not None:
             raise
-        sys.stderr.write(f"rpl: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"rpl: {type(error).__name__}: {visible(str(error))}\n")
         raise SystemExit(1) from error
 
 

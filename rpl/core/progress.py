@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+from rpl.core.terminal import visible
+
 
 def progress_bar(total: int | None, description: str, unit: str = "it", initial: int = 0) -> Any:
     """Opens a tqdm bar (a context manager with `update(n)`), with `initial` already done.
@@ -36,5 +38,5 @@ def progress_bar(total: int | None, description: str, unit: str = "it", initial:
 
 def say(text: str) -> None:
     """Writes one line about the run to standard error."""
-    sys.stderr.write(f"rpl: {text}\n")
+    sys.stderr.write(f"rpl: {visible(text)}\n")
     sys.stderr.flush()

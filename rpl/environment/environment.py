@@ -124,7 +124,7 @@ class Environment:
         """What runs the programs, without the watch; made at first use."""
         if self._sandbox is None:
             config = self.config
-            executor = SandboxExecutor(config.limits, config.workers, 0, config.require_layers)
+            executor = SandboxExecutor(config.limits, config.workers, config.require_layers)
             if config.require_layers:
                 executor.layers()  # says so now where one is missing, not at the first program
             executor.attach(self.library)

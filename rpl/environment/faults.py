@@ -3,7 +3,8 @@
 1. Before the first program, every primitive is asked for what it must find. Where that fails, nothing is run.
 2. A program that retrieval or the sandbox failed is run again: at once the first time, and after that when retrieval
    answers canary queries, for which the run pauses for at most `health.wait_s`. A program is run at most
-   1 + `infra_retries` times, and nothing below tries a failed call again. What fails on every try leaves a trace with
+   1 + `infra_retries` times, and nothing below tries a failed call again (the sandbox replaces, once, a worker that
+   something outside has ended). What fails on every try leaves a trace with
    `infra_error`, which makes its rollout void.
 3. Canary queries are sent every `health.canary_every_s` and before rollouts are used. Where they find something else
    than they must, what programs have found meanwhile is void; `run_rollouts` makes those rollouts once more.

@@ -1,29 +1,37 @@
 """The harvest: a policy's failed programs on training questions, their verified repairs, and the control beside them.
 
-One record a question is appended to a file as soon as its chunk is done. A harvest that is started again skips what
-the file holds; since every draw depends on its question alone, the file comes out the same.
+Chunk by chunk: where repair starts (`starts`), the search (`rpl.mutation`), the resample control (`control`), what both
+are worth to an answerer (`benefit`), and one record a question into the file (`file`). Every draw depends on its
+question alone, so a harvest that is stopped and started again writes the same file.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rpl.core.contents import file_digest
-from rpl.core.errors import DataError
-from rpl.core.files import append_jsonl, digest, read_appended, write_json
+from rpl.core.errors import ConfigError
 from rpl.core.progress import say
-from rpl.core.records import Question, Repair, from_dict, to_dict
+from rpl.core.records import Benefits, Control, Question, Reading, Repair, Trace, to_dict
+from rpl.core.seeds import derive_seed
 from rpl.environment.environment import Environment
 from rpl.environment.gold import check_gold
+from rpl.mutation.budget import Budget, timeless
+from rpl.mutation.localise import localise
+from rpl.mutation.search import repair
+from rpl.mutation.verify import GoldVerifier
 from rpl.policy.identity import renderer_identity
 from rpl.policy.renderer import Renderer
+from rpl.programs.grammar import parse
+from rpl.programs.primitives import SERVED
+from rpl.repair.benefit import Answerer, Evidence
 from rpl.repair.config import SEED_PROGRAM, HarvestConfig
-from rpl.repair.drafts import read_attempts
-from rpl.repair.harvester import Harvester
-from rpl.repair.summary import summarise
+from rpl.repair.control import ControlTask, resample
+from rpl.repair.file import RepairsFile
+from rpl.repair.starts import Attempt, Start, Starts, read_attempts
 from rpl.sampling.sampler import Sampler
 
 __all__ = ["SEED_PROGRAM", "HarvestConfig", "harvest"]
@@ -73,38 +81,29 @@ def harvest(
             with other settings, or the corpus has the gold of (nearly) no question.
         RetrieverError: Retrieval failed; what was finished before stands in the file, and the harvest can go on.
     """
-    _check_questions(questions)
     environment.connect(renderer.count_tokens)
-    done = [from_dict(Repair, record) for record in read_appended(out)]
-    _check_done(questions, done, out)
     settings = {**to_dict(config), "model": model_name, **environment.identity, **renderer_identity(renderer)}
     settings |= {"rollouts": None if rollouts is None else file_digest(rollouts), "phase": phase}
     settings |= {"policy": None} if identity is None else dict(identity)
-    _check_settings(out, settings, questions, len(done))
-    todo = questions[len(done) :]
-    if progress is not None and done:
-        progress(len(done))
+    file = RepairsFile(out, questions, settings)
+    todo = questions[len(file.done) :]
+    if progress is not None and file.done:
+        progress(len(file.done))
     coverage = check_gold(questions, environment, "training questions to harvest")
     if todo:
         recorded = {} if rollouts is None else read_attempts(rollouts, [question.id for question in todo], phase)
-        worker = Harvester(renderer, sampler, model, environment, config, model_name, recorded)
-        attempted = sum(record.attempted for record in done)
+        worker = _Harvester(renderer, sampler, model, environment, config, model_name, recorded)
         for start in range(0, len(todo), config.chunk_size):
-            if done and enough is not None and enough():
-                say(f"harvest: {len(done)} of {len(questions)} questions were tried, to keep the budget")
+            if file.done and enough is not None and enough():
+                say(f"harvest: {len(file.done)} of {len(questions)} questions were tried, to keep the budget")
                 break
             chunk = todo[start : start + config.chunk_size]
             within_reach = [question for question in chunk if coverage.answers(question)]
-            found = {r.question_id: r for r in (worker.run(within_reach, attempted) if within_reach else [])}
-            records = [found.get(question.id) or _out_of_reach(question, model_name) for question in chunk]
-            append_jsonl(out, [to_dict(record) for record in records])
-            attempted += sum(record.attempted for record in records)
-            done += records
+            found = {r.question_id: r for r in (worker.run(within_reach, file.attempted) if within_reach else [])}
+            file.add([found.get(question.id) or _out_of_reach(question, model_name) for question in chunk])
             if progress is not None:
                 progress(len(chunk))
-    summary = summarise(done)
-    write_json(out.with_name(f"{out.stem}.summary.json"), summary)
-    return summary
+    return file.finish()
 
 
 def _out_of_reach(question: Question, model_name: str) -> Repair:
@@ -120,52 +119,156 @@ def _out_of_reach(question: Question, model_name: str) -> Repair:
     )
 
 
-def _check_settings(out: Path, settings: Mapping[str, Any], questions: Sequence[Question], done: int) -> None:
-    """Writes the settings beside a new file; refuses to continue a file that was begun with others, or by nobody knows.
+class _Harvester:
+    """Turns questions into finished records; equal questions and settings give equal records.
 
-    The questions are compared one by one, so that a harvest of more questions goes on with a file.
+    Args:
+        renderer: The transcript layout of the policy.
+        sampler: Connected to the policy.
+        model: The policy, for log-likelihoods; may be `None` where `config.benefit` is off.
+        environment: Connected to the renderer's tokenizer.
+        config: What to do.
+        model_name: Stands in the records.
+        recorded: What the policy wrote before, by question id; new samples are drawn where that is too little.
     """
-    path = out.with_name(f"{out.stem}.settings.json")
-    contents = [digest(json.dumps(to_dict(question), sort_keys=True)) for question in questions]
-    ours = {**json.loads(json.dumps(settings)), "questions": contents}
-    if done:
-        remedy = "delete it to harvest again, or give another path"
-        if not path.exists():
-            raise DataError(
-                f"{out}: its settings ({path.name}) are not beside it, so nobody can tell its policy; {remedy}"
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        sampler: Sampler,
+        model: Any,
+        environment: Environment,
+        config: HarvestConfig,
+        model_name: str,
+        recorded: Mapping[str, Sequence[Attempt]],
+    ) -> None:
+        self._renderer, self._sampler, self._config = renderer, sampler, config
+        self._executor, library = environment.executor, environment.library
+        self._without = set(SERVED) - set(library.primitives)
+        self._verifier = GoldVerifier(library.passage)
+        self._model_name = model_name
+        limit = min(config.repair.max_printed_tokens, environment.config.limits.printed_tokens)
+        self._repair = replace(config.repair, max_printed_tokens=limit)
+        self._starts = Starts(renderer, sampler, environment, self._verifier, config, recorded, limit)
+        self._answerer: Answerer | None = None
+        if config.benefit:
+            if model is None:
+                raise ConfigError("harvest.benefit needs the policy's model; give it, or set harvest.benefit to false")
+            self._answerer = Answerer(
+                renderer,
+                sampler,
+                model,
+                config.seed_program,
+                max_new_tokens=config.answer_tokens,
+                batch_size=config.batch_size,
             )
-        before = json.loads(path.read_text(encoding="utf-8"))
-        theirs = before.pop("questions", None)
-        if theirs is None or "policy" in before or "policy" in ours:
-            raise DataError(f"{out}: was begun without digests of policy and questions; {remedy}")
-        changed = [
-            f"{key}: {before.get(key)!r} there, {ours.get(key)!r} here"
-            for key in sorted({*before, *settings})
-            if before.get(key) != ours.get(key)
+
+    def run(self, questions: Sequence[Question], attempted: int) -> list[Repair]:
+        """Returns the finished records of a chunk.
+
+        Args:
+            questions: The chunk.
+            attempted: How many failed questions came before it.
+        """
+        starts = self._starts.of(questions)
+        records = self._with_readings(questions, [self._record(start) for start in starts])
+        limit = self._config.control_questions
+        failed = [i for i, record in enumerate(records) if record.attempted]
+        chosen = failed if limit is None else failed[: max(0, limit - attempted)]
+        if not chosen:
+            return records
+        controls = self._controls([starts[i] for i in chosen], [records[i] for i in chosen])
+        benefits = self._benefits([starts[i] for i in chosen], [records[i] for i in chosen], controls)
+        for i, control, benefit in zip(chosen, controls, benefits, strict=True):
+            records[i] = replace(records[i], control=control[0], benefit=benefit)
+        return records
+
+    def _record(self, start: Start) -> Repair:
+        question, seed = start.question, derive_seed(self._config.seed, "repair", start.question.id)
+        if start.solved is not None:
+            kept = self._config.keep_successes
+            return Repair(
+                question_id=question.id,
+                parent=start.parent.source,
+                child=start.parent.source if kept else None,
+                verdict="already_verified" if kept else "solved",
+                failure=localise(question, start.solved).kind,
+                trace=timeless(start.solved) if kept else None,
+                seed=seed,
+                model=self._model_name,
+                type=question.type,
+                dataset=question.dataset,
+            )
+        found = repair(
+            question,
+            start.parent,
+            self._executor,
+            self._verifier,
+            self._repair,
+            start.siblings,
+            seed,
+            without=self._without,
+        )
+        return replace(
+            found,
+            model=self._model_name,
+            type=question.type,
+            dataset=question.dataset,
+            from_seed_program=start.parent_trace is None,
+        )
+
+    def _with_readings(self, questions: Sequence[Question], records: list[Repair]) -> list[Repair]:
+        """Adds the reading program's result to the records of questions whose gold it prints."""
+        if self._config.reading_program is None:
+            return records
+        source = parse(self._config.reading_program).source
+        traces = self._executor.run_many([(source, question.question) for question in questions])
+        added = []
+        for question, record, trace in zip(questions, records, traces, strict=True):
+            Budget(1).spend(trace)
+            fits = self._verifier.verify(question, trace, self._repair.max_printed_tokens).ok
+            added.append(replace(record, reading=Reading(source, trace.observation)) if fits else record)
+        return added
+
+    def _controls(self, starts: Sequence[Start], records: Sequence[Repair]) -> list[tuple[Control, Trace | None]]:
+        tasks = [
+            ControlTask(start.question, start.parent, record.executions)
+            for start, record in zip(starts, records, strict=True)
         ]
-        changed += ["the questions"] if theirs[:done] != contents[:done] else []
-        if changed:
-            raise DataError(f"{out}: was begun with other settings ({', '.join(changed)}); {remedy}")
-    write_json(path, ours)
+        return resample(
+            tasks,
+            renderer=self._renderer,
+            sampler=self._sampler,
+            executor=self._executor,
+            verifier=self._verifier,
+            config=self._config.control,
+            max_printed_tokens=self._repair.max_printed_tokens,
+            seed=self._config.seed,
+        )
 
+    def _benefits(
+        self, starts: Sequence[Start], records: Sequence[Repair], controls: Sequence[tuple[Control, Trace | None]]
+    ) -> list[Benefits | None]:
+        """Returns, for each question that was repaired, what the answerer made of the evidence of each arm."""
+        if self._answerer is None:
+            return [None for _ in starts]
+        parents = self._parent_traces(starts)
+        evidence: list[Evidence] = []
+        owners: list[int] = []
+        for i, (start, record, (_, sample), parent) in enumerate(zip(starts, records, controls, parents, strict=True)):
+            if record.trace is None:
+                continue
+            # A control that drew no program at all has nothing better to show than what it was to replace.
+            evidence += [Evidence(start.question, t.observation) for t in (record.trace, sample or parent, parent)]
+            owners.append(i)
+        readings = iter(self._answerer.read(evidence))
+        benefits = {i: Benefits(next(readings), next(readings), next(readings)) for i in owners}
+        return [benefits.get(i) for i in range(len(starts))]
 
-def _check_questions(questions: Sequence[Question]) -> None:
-    seen: set[str] = set()
-    for question in questions:
-        if question.split != "train":
-            raise DataError(
-                f"question {question.id!r} is of split {question.split!r}; only train questions may be harvested"
-            )
-        if question.id in seen:
-            raise DataError(f"question id {question.id!r} occurs twice")
-        seen.add(question.id)
-
-
-def _check_done(questions: Sequence[Question], done: Sequence[Repair], out: Path) -> None:
-    for number, record in enumerate(done, start=1):
-        wanted = questions[number - 1].id if number <= len(questions) else None
-        if record.question_id != wanted:
-            raise DataError(
-                f"{out}:{number}: holds question {record.question_id!r} where this harvest has {wanted!r}; the file is "
-                "of another harvest: remove it or give another path"
-            )
+    def _parent_traces(self, starts: Sequence[Start]) -> list[Trace]:
+        jobs = [(start.parent.source, start.question.question) for start in starts if start.parent_trace is None]
+        fresh = iter(self._executor.run_many(jobs) if jobs else [])
+        traces = [start.parent_trace or next(fresh) for start in starts]
+        for trace in traces:
+            Budget(1).spend(trace)
+        return traces

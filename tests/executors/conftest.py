@@ -24,8 +24,8 @@ def make_executor(library: FakeLibrary) -> Iterator[Callable[..., SandboxExecuto
     """Makes executors with limits given by name."""
     made: list[SandboxExecutor] = []
 
-    def make(workers: int = 1, infra_retries: int = 2, **limits: Any) -> SandboxExecutor:
-        executor = SandboxExecutor(ExecutionLimits(**limits), workers, infra_retries)
+    def make(workers: int = 1, **limits: Any) -> SandboxExecutor:
+        executor = SandboxExecutor(ExecutionLimits(**limits), workers)
         executor.attach(library)  # type: ignore[arg-type]
         made.append(executor)
         return executor

@@ -88,7 +88,7 @@ def check(output: bytes) -> Session:
     """
     worker = HostileWorker(output)
     try:
-        session = Session(worker, LibraryService(Library(), 0), LIMITS)  # type: ignore[arg-type]
+        session = Session(worker, LibraryService(Library()), LIMITS)  # type: ignore[arg-type]
         session.run("source", "question")
     finally:
         worker.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rpl.executors.parent.framing import text_frame
 from rpl.executors.parent.sandbox import SandboxExecutor
 from rpl.programs.grammar import ALLOWED_NODES, ATTRIBUTES, BUILTINS, PRIMITIVES, parse
 
@@ -59,7 +60,7 @@ def test_python_gives_the_same(shared: SandboxExecutor, name: str) -> None:
     if trace.error is not None:
         assert failure == trace.error.message.split(":")[0]
         shown = shown.rpartition("Error on line")[0]
-    assert shown.strip() in (printed.strip(), "(nothing printed)")
+    assert shown.strip() in (text_frame(printed.strip()).strip(), "(nothing printed)")
 
 
 def test_a_difference_from_python_would_be_seen(shared: SandboxExecutor) -> None:

@@ -96,7 +96,7 @@ ROOT_ONLY = {"raise the memory limit", "become another user", "read the parent's
 
 
 def run(worker: Worker, source: str, question: str = "", wall_s: float = 5.0) -> Session:
-    session = Session(worker, LibraryService(None, 0), ExecutionLimits(wall_s=wall_s))
+    session = Session(worker, LibraryService(None), ExecutionLimits(wall_s=wall_s))
     session.run(source, question)
     return session
 
@@ -289,7 +289,7 @@ def test_ids_that_a_worker_sends_are_bounded_over_all_its_messages(library):
     read = "host.reader.readline()"
     source = f"{search}\n{read}\nfor i in range(9):\n    {send}\n    {read}"
     worker = Worker({**START, "memory_mb": 256}, RAW)
-    session = Session(worker, LibraryService(library, 0), ExecutionLimits(passages=10**6))
+    session = Session(worker, LibraryService(library), ExecutionLimits(passages=10**6))
     session.run(source, "")
     worker.kill()
     assert session.error.kind == "worker_died"

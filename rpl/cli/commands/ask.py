@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,8 @@ from rpl.cli.commands.parsing import call
 from rpl.core.errors import RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Question, Rollout, to_dict
+from rpl.core.tags import defuse
+from rpl.core.terminal import visible, visible_json
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits
 from rpl.policy.bundle import Contract, check_primitives
@@ -61,9 +62,9 @@ def ask(
     if result.infra_error is not None:
         raise RetrieverError(result.infra_error)
     if json:
-        sys.stdout.write(json_module.dumps(to_dict(result), indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(visible_json(to_dict(result)) + "\n")
     else:
-        sys.stdout.write(describe(result))
+        sys.stdout.write(visible(describe(result)))
     return result
 
 
@@ -91,22 +92,22 @@ def within_limits(
 
 
 def describe(rollout: Rollout) -> str:
-    """Returns a rollout as text for a terminal."""
+    """Returns a rollout as text: what the policy wrote, and the evidence as it read it."""
     blocks = []
     for number, turn in enumerate(rollout.turns, start=1):
         if turn.trace is not None:
             evidence = ", ".join(turn.trace.printed_ids) or "none"
             blocks.append(f"program {number}:\n{_indent(turn.program or '')}")
-            blocks.append(f"evidence ({evidence}):\n{_indent(turn.trace.observation)}")
+            blocks.append(f"evidence ({evidence}):\n{_indent(defuse(turn.trace.observation))}")
     if rollout.answer is not None:
-        blocks.append(f"answer: {rollout.answer}")
+        blocks.append(f"answer: {_indent(rollout.answer).strip()}")
     else:
         blocks.append(f"no answer ({rollout.invalid}); the policy's last words:\n{_indent(rollout.turns[-1].text)}")
     return "\n".join(blocks) + "\n"
 
 
 def _indent(text: str) -> str:
-    return "\n".join("  " + line for line in text.strip().splitlines())
+    return "\n".join("  " + line for line in text.strip().split("\n"))
 
 
 def run(args: Sequence[str]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,8 @@ from typing import Any
 from rpl.cli.commands.parsing import call
 from rpl.core.errors import DataError, RetrieverError
 from rpl.core.records import Trace, to_dict
+from rpl.core.tags import defuse
+from rpl.core.terminal import visible, visible_json
 from rpl.environment.environment import Environment, EnvironmentConfig
 
 
@@ -39,21 +40,21 @@ def execute(
     if trace.infra_error is not None:
         raise RetrieverError(trace.infra_error)
     if json:
-        sys.stdout.write(json_module.dumps(to_dict(trace), indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(visible_json(to_dict(trace)) + "\n")
     else:
-        sys.stdout.write(describe(trace))
+        sys.stdout.write(visible(describe(trace)))
     return trace
 
 
 def describe(trace: Trace) -> str:
-    """Returns a trace as text for a terminal: calls, then what the program put into the context."""
+    """Returns a trace as text: calls, then what the program put into the context, as the policy would read it."""
     lines = [f"{len(trace.calls)} primitive calls, fuel {trace.fuel}, {trace.seconds * 1000:.0f} ms"]
     for c in trace.calls:
         args = ", ".join(f"{name}={value!r}" for name, value in c.args.items())
         cached = ", cached" if c.cached else ""
         lines.append(f"  line {c.line}: {c.name}({args}) -> {len(c.result_ids)} passages{cached}")
     lines += [f"observation, {trace.printed_tokens} tokens, printed ids: {', '.join(trace.printed_ids) or 'none'}"]
-    lines += ["  " + line for line in trace.observation.splitlines()]
+    lines += ["  " + line for line in defuse(trace.observation).split("\n")]
     return "\n".join(lines) + "\n"
 
 

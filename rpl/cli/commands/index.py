@@ -14,7 +14,9 @@ from rpl.cli.commands.parsing import call, dispatch
 from rpl.core.errors import ConfigError, DataError, RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Passage
+from rpl.core.terminal import visible
 from rpl.core.units import count_text
+from rpl.executors.parent.framing import passage_frame
 from rpl.retrieval.config import LibraryConfig
 
 LEAST_AGREEMENT = 0.9
@@ -181,7 +183,7 @@ def search(
     if not passages:
         sys.stdout.write("nothing found\n")
     for p in passages:
-        sys.stdout.write(f"{p.rank:>3} {p.score:8.3f} [{p.id}] {p.title}: {p.text}\n")
+        sys.stdout.write(visible(passage_frame(f"{p.rank:>3} {p.score:8.3f} [{p.id}] {p.title}: {p.text}")) + "\n")
     return passages
 
 

@@ -1,9 +1,10 @@
 """Builds what the policy gets to see from what a program printed, within a budget of tokens.
 
-Items are whole: passages as `[id] title: text`, texts as printed, in print order, until one does not fit; that one and
-all later ones are counted in a last line. An item that would not fit even if it stood alone is skipped by name, in a
-line of its own, and the items after it still stand: one long document does not hide the rest. A passage that was
-printed before is not shown again. An error always has its line, shortened if it must be.
+Items are whole: passages as `[id] title: text` on one line, texts as printed, none of their lines to be taken for a
+passage (see `framing`), in print order, until one does not fit; that one and all later ones are counted in a last
+line. An item that would not fit even if it stood alone is skipped by name, in a line of its own, and the items after it
+still stand: one long document does not hide the rest. A passage that was printed before is not shown again. An error
+always has its line, shortened if it must be.
 
 No more of a text is tokenized than the budget could show, however much a program printed.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from rpl.core.records import Passage, TraceError
 from rpl.executors.base import TokenCounter
+from rpl.executors.parent.framing import passage_frame, text_frame
 from rpl.executors.runtime.values import passage_line
 
 NOTHING = "(nothing printed)"
@@ -59,7 +61,7 @@ def build_observation(
         return _count(text, budget, count_tokens) <= budget
 
     items = _without_repeats(items)
-    lines = [item if isinstance(item, str) else passage_line(item) for item in items]
+    lines = [text_frame(item) if isinstance(item, str) else passage_frame(passage_line(item)) for item in items]
     failure = [] if error is None else [_fit(_error_line(error), fits)]
     skipped: set[int] = set()
 

@@ -74,7 +74,6 @@ class SandboxExecutor(Executor):
     Args:
         limits: Budgets of each program.
         workers: Worker processes, and so programs that run at once.
-        infra_retries: How often a failed retrieval call is tried again before the run is void.
         require_layers: Layers of `layers.LAYERS` without which nothing runs; one that is missing here and not required
             is named in a log line.
     """
@@ -83,18 +82,14 @@ class SandboxExecutor(Executor):
         self,
         limits: ExecutionLimits = ExecutionLimits(),
         workers: int = 2,
-        infra_retries: int = 2,
         require_layers: Sequence[str] = (),
     ) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
-        if infra_retries < 0:
-            raise ConfigError(f"infra_retries must be at least 0, got {infra_retries}")
         if unknown(require_layers):
             raise ConfigError(f"require_layers: {unknown(require_layers)}")
         self.limits = limits
         self.workers = workers
-        self.infra_retries = infra_retries
         self._service: LibraryService | None = None
         self._count_tokens: TokenCounter = count_words
         start = {
@@ -118,7 +113,7 @@ class SandboxExecutor(Executor):
 
     def attach(self, library: Library) -> None:
         """Sets the library that serves the primitives."""
-        self._service = LibraryService(library, self.infra_retries)
+        self._service = LibraryService(library)
 
     def connect(self, count_tokens: TokenCounter) -> None:
         """See `Executor.connect`; programs that run at once count at once."""

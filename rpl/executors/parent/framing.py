@@ -1,0 +1,38 @@
+"""How printed items become lines of an observation, so that no document can forge a line of another kind.
+
+An observation is read by line: `[id] title: text` is a passage, `Error on line 3: …` an error, `(2 more did not fit)`
+a count. Were the line breaks of a document kept, its text could hold any of these. So a passage is one line, and a line
+of a printed text that would read as one of the frame's own is indented.
+"""
+
+from __future__ import annotations
+
+import re
+
+# All that str.splitlines breaks at.
+_BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+_BREAK = re.compile(rf"\r\n|[{_BREAKS}]")
+_BREAKS_AND_SPACE = re.compile(rf" ?[{_BREAKS}]+ ?")
+_FRAME = re.compile(
+    r"^(?=\[[^\n]*?\][^\S\n]*[^\s\],]|Error\b|\((?:\d+ more did not fit|nothing printed|passage |a text of ))",
+    re.MULTILINE,
+)
+INDENT = "  "
+
+
+def passage_frame(line: str) -> str:
+    r"""Returns the line of a passage without line breaks.
+
+    >>> passage_frame("[x] Fox: Foxes eat mice.\n[gold] Fox: A bird.")
+    '[x] Fox: Foxes eat mice. [gold] Fox: A bird.'
+    """
+    return _BREAKS_AND_SPACE.sub(" ", line)
+
+
+def text_frame(text: str) -> str:
+    r"""Returns a printed text with those lines indented that could be taken for the frame's own.
+
+    >>> text_frame("Foxes:\n[gold] Fox: A bird.")
+    'Foxes:\n  [gold] Fox: A bird.'
+    """
+    return _FRAME.sub(rf"{INDENT}\g<0>", _BREAK.sub("\n", text))
