@@ -31,7 +31,7 @@ class ExecutionLimits:
     memory_mb: int = 256
     """Address space a worker may add to what the bare interpreter needs, in MiB."""
     printed_tokens: int = 512
-    """Tokens of one observation. Whole passages, in print order; the rest is counted, not shown."""
+    """Tokens of one observation. Whole items, in print order; one that can never fit is named, the rest counted."""
     source_chars: int = 4_000
     """Length of the program text."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from patience import patience
 from raw_worker import RAW
 
 from rpl.core.errors import ConfigError
@@ -275,11 +276,11 @@ HOARDS = {
 def test_a_worker_that_was_taken_over_cannot_fill_the_parent(name):
     worker = Worker(START, RAW)
     source = f"{HOARDS[name]}\nhost.journal = journal\nhost.send({{'type': 'done', 'error': None, 'fuel': 1}})"
-    session = run(worker, source)
+    session = run(worker, source, wall_s=patience(10.0))
+    worker.kill()
     assert session.error.kind == "worker_died", session.error
     assert len(session.calls) == 0
     assert len(session.items) <= 2_000
-    worker.kill()
 
 
 def test_ids_that_a_worker_sends_are_bounded_over_all_its_messages(library):
@@ -289,7 +290,7 @@ def test_ids_that_a_worker_sends_are_bounded_over_all_its_messages(library):
     read = "host.reader.readline()"
     source = f"{search}\n{read}\nfor i in range(9):\n    {send}\n    {read}"
     worker = Worker({**START, "memory_mb": 256}, RAW)
-    session = Session(worker, LibraryService(library), ExecutionLimits(passages=10**6))
+    session = Session(worker, LibraryService(library), ExecutionLimits(passages=10**6, wall_s=patience(10.0)))
     session.run(source, "")
     worker.kill()
     assert session.error.kind == "worker_died"
