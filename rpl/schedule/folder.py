@@ -99,8 +99,8 @@ class RunFolder:
         shutil.rmtree(phase / "checkpoints", ignore_errors=True)
 
     def forget(self) -> None:
-        """Leaves an empty folder to whatever configuration comes next, if no phase could begin in it."""
-        if not (self.path / "identity.json").exists() and not any(self.path.glob("[0-9][0-9]-*")):
+        """Leaves an empty folder to whatever configuration comes next, if no phase was begun in it."""
+        if not any(self.path.glob("[0-9][0-9]-*")):
             for name in ("config.yaml", "environment.json", "plan.json"):
                 (self.path / name).unlink(missing_ok=True)
 

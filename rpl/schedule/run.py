@@ -165,11 +165,11 @@ def _run_phases(schedule: Schedule, phases: list[PhaseConfig], names: list[str])
     try:
         plan = make_plan(schedule, phases, names, questions, clock.spent_s)
         say(plan.text)
-        _check_contents(schedule, phases, questions)
+        schedule, phases = plan.apply(schedule, phases)
+        _check_contents(schedule, phases, questions)  # of the library that the plan uses
     except RPLError:
         run.forget()  # so that the same command with a larger budget or the right corpus is not refused
         raise
-    schedule, phases = plan.apply(schedule, phases)
     with clock:
         _run_all(schedule, phases, names, plan, clock, questions)
     results = read_results(run.path)
