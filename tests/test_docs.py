@@ -1,6 +1,7 @@
 """README and documentation tell the truth: the site builds, commands run, tables and links name what exists."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -137,9 +138,33 @@ def test_every_logged_name_is_documented(finished_cycle):
     assert {name for name in names if not is_documented(name)} == set()
 
 
-def test_the_examples_of_extending_run():
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL):
-        exec(compile(block, "extending.md", "exec"), {"__name__": "example"})
+def test_the_examples_of_extending_run(tmp_path):
+    """Adds all of them to a copy of the package, and runs the tests that the page shows for them."""
+    for part in ("rpl", "tests/fakes"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / part, tmp_path / part)
+    page = (ROOT / "docs" / "extending.md").read_text()
+    files = re.findall(r'```(python|diff) title="(.+?)"\n(.*?)```', page, re.DOTALL)
+    for kind, name, text in files:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if kind == "python" else with_additions(path.read_text(), text))
+    tests = [name for _, name, _ in files if name.startswith("tests/")]
+    assert len(tests) == page.count("\n## A") == 5
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
+
+
+def with_additions(text, diff):
+    """A file with the lines that a diff adds; the other lines of the diff say where, and stand there exactly once."""
+    lines = diff.splitlines(keepends=True)
+    old = "".join(line[1:] or "\n" for line in lines if not line.startswith("+"))
+    assert text.count(old) == 1, old
+    return text.replace(old, "".join(line[1:] or "\n" for line in lines))
 
 
 def test_the_commands_run_in_the_order_of_the_pages(tmp_path, monkeypatch, finished_cycle):

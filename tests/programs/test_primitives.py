@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,30 +12,17 @@ import pytest
 import rpl
 from rpl.programs.primitives import FULL_TEXT, PASSAGE_LISTS, PRIMITIVES, SEARCHES, SERVED, Argument, Primitive
 
-RECORDS = Path("rpl/programs/primitives.py")
-ANCHOR = '    Primitive("unique"'
+ADDED = {
+    "rpl/programs/primitives.py": (
+        '    Primitive("unique"',
+        '    Primitive("last", (_PASSAGES, Argument("k", "count", 1)), "worker", "the last passages of a list"),\n',
+    ),
+    "rpl/retrieval/fusion.py": ('"fuse": rec', '"last": lambda passages, k: passages[-k:], '),
+}
+"""Path -> what stands there, and what is put before it: a primitive that the worker computes.
 
-DOCS = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
-
-
-def documented(path: str) -> str:
-    """The code that `docs/extending.md` says to add to a file, indented as it stands there."""
-    [block] = re.findall(rf'```python title="{path}"\n(.*?)```', DOCS, re.DOTALL)
-    return textwrap.indent(block, "    ")
-
-
-BY_LIBRARY = (
-    documented("rpl/programs/primitives.py").rstrip() + ",\n",
-    Path("rpl/retrieval/library/library.py"),
-    "    def _serve_read(",
-    documented("rpl/retrieval/library/library.py") + "\n",
-)
-BY_WORKER = (
-    '    Primitive("last", (_PASSAGES, Argument("k", "count", 1)), "worker", "the last passages of a list"),\n',
-    Path("rpl/retrieval/fusion.py"),
-    '{"fuse":',
-    '{"last": lambda passages, k: passages[-k:], "fuse":',
-)
+`docs/extending.md` adds one that the library serves.
+"""
 
 SCRIPT = """
 import json, sys
@@ -67,16 +52,13 @@ print(json.dumps({
 """
 
 
-def run_with(added, tmp_path: Path, *programs: str) -> dict:
-    """Runs programs in a copy of the package to which one primitive was added, by an edit of two files."""
-    record, file, before, function = added
+def run_with(tmp_path: Path, *programs: str) -> dict:
+    """Runs programs in a copy of the package to which the primitive was added."""
     shutil.copytree(Path(rpl.__file__).parent, tmp_path / "rpl", ignore=shutil.ignore_patterns("__pycache__"))
-    edits = {RECORDS: (ANCHOR, record + ANCHOR)}
-    edits[file] = (before, function + before if function.endswith("\n") else function)
-    for path, (old, new) in edits.items():
+    for path, (anchor, new) in ADDED.items():
         text = (tmp_path / path).read_text(encoding="utf-8")
-        assert text.count(old) == 1
-        (tmp_path / path).write_text(text.replace(old, new), encoding="utf-8")
+        assert text.count(anchor) == 1
+        (tmp_path / path).write_text(text.replace(anchor, new + anchor), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, *programs], cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -85,22 +67,9 @@ def run_with(added, tmp_path: Path, *programs: str) -> dict:
     return json.loads(ran.stdout)
 
 
-def test_a_new_primitive_of_the_library_is_its_record_and_its_function(tmp_path):
-    found = run_with(BY_LIBRARY, tmp_path, "for p in titled('Borders'):\n    print(p)", "titled('Borders', k=0)")
-    [call] = found["traces"][0]["calls"]
-    assert (call["name"], call["args"], call["line"]) == ("titled", {"query": "Borders", "k": 2}, 1)
-    assert len(call["result_ids"]) == 2
-    assert found["traces"][0]["printed_ids"] == call["result_ids"]
-    assert found["traces"][1]["error"]["message"] == "titled: k must be a whole number from 1 to 100, got 0"
-    assert "titled(query, k=2): passages whose title holds a word" in found["prompt"]
-    assert "titled" in found["offered"]
-    for mutant in ("titled('Lyon')", "titled('Borders', k=3)", "fuse(titled('Borders'), bm25('Borders'))"):
-        assert f"for p in {mutant}:\n    print(p)" in found["mutants"]
-
-
 def test_a_new_primitive_of_the_worker_is_its_record_and_its_function(tmp_path):
     source = "hits = bm25(question, k=3)\nfor p in last(hits):\n    print(p)"
-    found = run_with(BY_WORKER, tmp_path, source, "last('Chad')")
+    found = run_with(tmp_path, source, "last('Chad')")
     search, last = found["traces"][0]["calls"]
     assert len(search["result_ids"]) == 3
     assert (last["name"], last["line"]) == ("last", 2)
