@@ -13,8 +13,8 @@ from typing import Any
 
 from rpl.core.answers import exact_match
 from rpl.core.records import Benefit, Question
-from rpl.policy.renderer import Renderer
-from rpl.sampling.sampler import Sampler, SamplingParams
+from rpl.sampling.opening import OpenedPolicy
+from rpl.sampling.sampler import SamplingParams
 from rpl.sampling.single_turn import complete
 
 
@@ -30,9 +30,7 @@ class Answerer:
     """A fixed reader of evidence.
 
     Args:
-        renderer: The transcript layout the policy was trained with.
-        sampler: Connected to `model`.
-        model: A causal language model of transformers, in evaluation mode.
+        policy: Who reads; its model is in evaluation mode.
         program: The stand-in program that every transcript shows, whichever program really ran.
         max_new_tokens: Longest answer.
         batch_size: Transcripts at a time.
@@ -40,39 +38,35 @@ class Answerer:
 
     def __init__(
         self,
-        renderer: Renderer,
-        sampler: Sampler,
-        model: Any,
+        policy: OpenedPolicy,
         program: str,
-        *,
-        max_new_tokens: int = 32,
-        batch_size: int = 16,
+        max_new_tokens: int,
+        batch_size: int,
     ) -> None:
-        self._renderer, self._sampler, self._model = renderer, sampler, model
-        self._program, self._batch = program, batch_size
+        self._policy, self._program, self._batch = policy, program, batch_size
         self._params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
 
     def read(self, evidence: Sequence[Evidence]) -> list[Benefit]:
         """Answers each question from its observation, and scores its gold answer after the same transcript."""
         # The answer is forced open: weights that would rather search again must still show what they can read.
         contexts = [
-            self._renderer.prefilled_ids(item.question.question, self._program, item.observation, answer=True)
+            self._policy.renderer.prefilled_ids(item.question.question, self._program, item.observation, answer=True)
             for item in evidence
         ]
         answers = self._answers(contexts)
         golds = [self._gold_ids(item.question) for item in evidence]
-        scores = mean_logprobs(self._model, list(zip(contexts, golds, strict=True)), self._batch)
+        scores = mean_logprobs(self._policy.model, list(zip(contexts, golds, strict=True)), self._batch)
         return [
             Benefit(exact_match(answer, item.question.answers), round(score, 4), answer)
             for item, answer, score in zip(evidence, answers, scores, strict=True)
         ]
 
     def _gold_ids(self, question: Question) -> list[int]:
-        return self._renderer.encode(f"{question.answers[0]}</answer>")
+        return self._policy.renderer.encode(f"{question.answers[0]}</answer>")
 
     def _answers(self, prompts: Sequence[Sequence[int]]) -> list[str]:
-        completions = complete(self._sampler, prompts, [0] * len(prompts), self._params, self._batch)
-        return [self._renderer.direct_answer(completion.text) for completion in completions]
+        completions = complete(self._policy.sampler, prompts, [0] * len(prompts), self._params, self._batch)
+        return [self._policy.renderer.direct_answer(completion.text) for completion in completions]
 
 
 def mean_logprobs(model: Any, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int) -> list[float]:

@@ -16,10 +16,10 @@ from rpl.core.seeds import derive_seed
 from rpl.executors.base import Executor
 from rpl.mutation.budget import Budget
 from rpl.mutation.verify import GoldVerifier
-from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import Program
 from rpl.repair.drafts import Draft, draw_drafts
-from rpl.sampling.sampler import Sampler, SamplingParams
+from rpl.sampling.opening import OpenedPolicy
+from rpl.sampling.sampler import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class ControlTask:
 def resample(
     tasks: Sequence[ControlTask],
     *,
-    renderer: Renderer,
-    sampler: Sampler,
+    policy: OpenedPolicy,
     executor: Executor,
     verifier: GoldVerifier,
     config: ControlConfig,
@@ -69,8 +68,7 @@ def resample(
 
     Args:
         tasks: One a question.
-        renderer: As for rollouts.
-        sampler: Connected to the policy that the failures were harvested from.
+        policy: The one that the failures were harvested from.
         executor: As for the repair.
         verifier: As for the repair.
         config: How to sample.
@@ -94,7 +92,7 @@ def resample(
             question = arm.task.question
             requests.append((question, derive_seed(seed, "control", question.id, arm.asked)))
             arm.asked += 1
-        drafts = draw_drafts(requests, renderer=renderer, sampler=sampler, params=params, batch_size=config.batch_size)
+        drafts = draw_drafts(requests, policy, params, config.batch_size)
         traces = _run_new(owners, drafts, executor)
         for arm, draft in zip(owners, drafts, strict=True):
             arm.take(draft, traces)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rpl.core.errors import ProgramError
 from rpl.core.records import Question
-from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import Program, parse
-from rpl.sampling.sampler import Sampler, SamplingParams
+from rpl.sampling.opening import OpenedPolicy
+from rpl.sampling.sampler import SamplingParams
 from rpl.sampling.single_turn import complete
 
 
@@ -25,28 +25,23 @@ class Draft:
 
 def draw_drafts(
     requests: Sequence[tuple[Question, int]],
-    *,
-    renderer: Renderer,
-    sampler: Sampler,
+    policy: OpenedPolicy,
     params: SamplingParams,
     batch_size: int,
-    progress: Callable[[int], None] | None = None,
 ) -> list[Draft]:
     """Samples one completion a request.
 
     Args:
         requests: Question and seed of each draw; a draw depends on nothing else.
-        renderer: Renders the prompt and reads the completion.
-        sampler: Connected to the policy.
+        policy: Whose programs they are.
         params: Length and temperature.
         batch_size: Most draws in flight.
-        progress: Told the number of draws that were just finished.
     """
-    prompts = [renderer.prompt_ids(question.question) for question, _ in requests]
+    prompts = [policy.renderer.prompt_ids(question.question) for question, _ in requests]
     seeds = [seed for _, seed in requests]
     drafts: list[Draft] = []
-    for completion in complete(sampler, prompts, seeds, params, batch_size, progress):
-        action = renderer.parse(completion.text, completion.finish_reason)
+    for completion in complete(policy.sampler, prompts, seeds, params, batch_size):
+        action = policy.renderer.parse(completion.text, completion.finish_reason)
         program = parsed(action.text) if action.kind == "program" else None
         drafts.append(Draft(program, len(completion.token_ids)))
     return drafts

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rpl.core.contents import file_digest
-from rpl.core.errors import ConfigError
-from rpl.core.progress import say
+from rpl.core.progress import progress_bar, say
 from rpl.core.records import Benefits, Control, Question, Reading, Repair, Trace, to_dict
 from rpl.core.seeds import derive_seed
 from rpl.environment.environment import Environment
@@ -23,8 +22,7 @@ from rpl.mutation.budget import Budget, timeless
 from rpl.mutation.localise import localise
 from rpl.mutation.search import repair
 from rpl.mutation.verify import GoldVerifier
-from rpl.policy.identity import renderer_identity
-from rpl.policy.renderer import Renderer
+from rpl.policy.bundle import check_primitives
 from rpl.programs.grammar import parse
 from rpl.programs.primitives import SERVED
 from rpl.repair.benefit import Answerer, Evidence
@@ -32,67 +30,60 @@ from rpl.repair.config import SEED_PROGRAM, HarvestConfig
 from rpl.repair.control import ControlTask, resample
 from rpl.repair.file import RepairsFile
 from rpl.repair.starts import Attempt, Start, Starts, read_attempts
-from rpl.sampling.sampler import Sampler
+from rpl.sampling.opening import OpenedPolicy
 
 __all__ = ["SEED_PROGRAM", "HarvestConfig", "harvest"]
 
 
 def harvest(
     questions: Sequence[Question],
-    *,
-    renderer: Renderer,
-    sampler: Sampler,
-    model: Any,
+    policy: OpenedPolicy,
     environment: Environment,
     config: HarvestConfig,
     out: Path,
-    model_name: str = "",
+    *,
+    model_name: str | None = None,
     rollouts: Path | None = None,
     phase: str | None = None,
-    identity: Mapping[str, Any] | None = None,
-    progress: Callable[[int], None] | None = None,
     enough: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
     """Harvests verified repairs, or continues to.
 
     Args:
         questions: Train questions.
-        renderer: The transcript layout of the policy.
-        sampler: Connected to the policy.
-        model: The policy itself, for the log-likelihoods of the benefit; may be `None` where `config.benefit` is off.
-        environment: Library and executor; connected to the renderer's tokenizer here.
+        policy: Whose failures are repaired. A file is continued only by an equal one.
+        environment: Library and executor; connected to the policy's tokenizer here.
         config: What to do.
         out: The repairs file, one record a line in the order of the questions. Beside it are written the settings,
             `<stem>.settings.json`, and in the end the summary, `<stem>.summary.json`.
-        model_name: Stands in the records.
+        model_name: What the records call the policy; by default its name.
         rollouts: Recorded rollouts of the policy. Their programs, with their traces, stand in for new samples, which
             are drawn only for questions that have fewer than `config.num_samples`.
         phase: Only rollouts of this phase of the run are used; by default all.
-        identity: Digests of the policy (`LocalPolicy.identity`). A file is continued only by an equal policy, and where
-            it is `None`, nobody can tell and no file is continued.
-        progress: Told the number of questions that were just finished.
         enough: Asked before each chunk once the file holds any; where it says yes, the other questions are left out.
 
     Returns:
         The summary; see `summarise`.
 
     Raises:
+        ConfigError: The library lacks a primitive that the policy was trained with.
         DataError: A question is not of the train split, an id repeats, `out` holds other questions or was begun
             with other settings, or the corpus has the gold of (nearly) no question.
         RetrieverError: Retrieval failed; what was finished before stands in the file, and the harvest can go on.
     """
-    environment.connect(renderer.count_tokens)
-    settings = {**to_dict(config), "model": model_name, **environment.identity, **renderer_identity(renderer)}
+    check_primitives(policy.contract, environment.library.primitives, policy.name)
+    environment.connect(policy.renderer.count_tokens)
+    model_name = model_name or policy.name
+    settings = {**to_dict(config), "model": model_name, **environment.identity, **policy.identity}
     settings |= {"rollouts": None if rollouts is None else file_digest(rollouts), "phase": phase}
-    settings |= {"policy": None} if identity is None else dict(identity)
     file = RepairsFile(out, questions, settings)
     todo = questions[len(file.done) :]
-    if progress is not None and file.done:
-        progress(len(file.done))
     coverage = check_gold(questions, environment, "training questions to harvest")
-    if todo:
-        recorded = {} if rollouts is None else read_attempts(rollouts, [question.id for question in todo], phase)
-        worker = _Harvester(renderer, sampler, model, environment, config, model_name, recorded)
+    if not todo:
+        return file.finish()
+    recorded = {} if rollouts is None else read_attempts(rollouts, [question.id for question in todo], phase)
+    worker = _Harvester(policy, environment, config, model_name, recorded)
+    with progress_bar(len(questions), f"harvest {out.parent.name}", "q", initial=len(file.done)) as bar:
         for start in range(0, len(todo), config.chunk_size):
             if file.done and enough is not None and enough():
                 say(f"harvest: {len(file.done)} of {len(questions)} questions were tried, to keep the budget")
@@ -101,8 +92,7 @@ def harvest(
             within_reach = [question for question in chunk if coverage.answers(question)]
             found = {r.question_id: r for r in (worker.run(within_reach, file.attempted) if within_reach else [])}
             file.add([found.get(question.id) or _out_of_reach(question, model_name) for question in chunk])
-            if progress is not None:
-                progress(len(chunk))
+            bar.update(len(chunk))
     return file.finish()
 
 
@@ -123,10 +113,8 @@ class _Harvester:
     """Turns questions into finished records; equal questions and settings give equal records.
 
     Args:
-        renderer: The transcript layout of the policy.
-        sampler: Connected to the policy.
-        model: The policy, for log-likelihoods; may be `None` where `config.benefit` is off.
-        environment: Connected to the renderer's tokenizer.
+        policy: Whose failures are repaired.
+        environment: Connected to the policy's tokenizer.
         config: What to do.
         model_name: Stands in the records.
         recorded: What the policy wrote before, by question id; new samples are drawn where that is too little.
@@ -134,34 +122,23 @@ class _Harvester:
 
     def __init__(
         self,
-        renderer: Renderer,
-        sampler: Sampler,
-        model: Any,
+        policy: OpenedPolicy,
         environment: Environment,
         config: HarvestConfig,
         model_name: str,
         recorded: Mapping[str, Sequence[Attempt]],
     ) -> None:
-        self._renderer, self._sampler, self._config = renderer, sampler, config
+        self._policy, self._config = policy, config
         self._executor, library = environment.executor, environment.library
         self._without = set(SERVED) - set(library.primitives)
         self._verifier = GoldVerifier(library.passage)
         self._model_name = model_name
         limit = min(config.repair.max_printed_tokens, environment.config.limits.printed_tokens)
         self._repair = replace(config.repair, max_printed_tokens=limit)
-        self._starts = Starts(renderer, sampler, environment, self._verifier, config, recorded, limit)
+        self._starts = Starts(policy, environment, self._verifier, config, recorded, limit)
         self._answerer: Answerer | None = None
         if config.benefit:
-            if model is None:
-                raise ConfigError("harvest.benefit needs the policy's model; give it, or set harvest.benefit to false")
-            self._answerer = Answerer(
-                renderer,
-                sampler,
-                model,
-                config.seed_program,
-                max_new_tokens=config.answer_tokens,
-                batch_size=config.batch_size,
-            )
+            self._answerer = Answerer(policy, config.seed_program, config.answer_tokens, config.batch_size)
 
     def run(self, questions: Sequence[Question], attempted: int) -> list[Repair]:
         """Returns the finished records of a chunk.
@@ -237,8 +214,7 @@ class _Harvester:
         ]
         return resample(
             tasks,
-            renderer=self._renderer,
-            sampler=self._sampler,
+            policy=self._policy,
             executor=self._executor,
             verifier=self._verifier,
             config=self._config.control,

@@ -14,11 +14,11 @@ from rpl.core.seeds import derive_seed
 from rpl.environment.environment import Environment
 from rpl.mutation.budget import Budget
 from rpl.mutation.verify import GoldVerifier
-from rpl.policy.renderer import Renderer
 from rpl.programs.grammar import Program, parse
 from rpl.repair.config import HarvestConfig
 from rpl.repair.drafts import Draft, draw_drafts, parsed
-from rpl.sampling.sampler import Sampler, SamplingParams
+from rpl.sampling.opening import OpenedPolicy
+from rpl.sampling.sampler import SamplingParams
 
 MAX_ATTEMPTS = 16
 """The most programs of one question that are taken from recorded rollouts."""
@@ -92,8 +92,7 @@ class Starts:
     """Chooses where repair starts.
 
     Args:
-        renderer: The transcript layout of the policy.
-        sampler: Connected to the policy.
+        policy: Whose programs are repaired.
         environment: Connected to the renderer's tokenizer.
         verifier: Judges what the policy wrote.
         config: How many programs a question, and how they are drawn.
@@ -103,15 +102,14 @@ class Starts:
 
     def __init__(
         self,
-        renderer: Renderer,
-        sampler: Sampler,
+        policy: OpenedPolicy,
         environment: Environment,
         verifier: GoldVerifier,
         config: HarvestConfig,
         recorded: Mapping[str, Sequence[Attempt]],
         max_printed_tokens: int,
     ) -> None:
-        self._renderer, self._sampler, self._config, self._recorded = renderer, sampler, config, recorded
+        self._policy, self._config, self._recorded = policy, config, recorded
         self._executor, self._library = environment.executor, environment.library
         self._verifier, self._max_printed_tokens = verifier, max_printed_tokens
         self._seed_program = parse(config.seed_program)
@@ -159,10 +157,9 @@ class Starts:
         drafts = iter(
             draw_drafts(
                 requests,
-                renderer=self._renderer,
-                sampler=self._sampler,
-                params=SamplingParams(self._config.max_new_tokens, self._config.temperature),
-                batch_size=self._config.batch_size,
+                self._policy,
+                SamplingParams(self._config.max_new_tokens, self._config.temperature),
+                self._config.batch_size,
             )
         )
         return [list(islice(drafts, count)) for count in counts]

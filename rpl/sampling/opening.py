@@ -33,6 +33,8 @@ class OpeningConfig:
 class OpenedPolicy:
     """A frozen model with its renderer and a sampler that is connected to it."""
 
+    name: str
+    """What the user called it."""
     model: Any
     renderer: Renderer
     sampler: Sampler
@@ -76,7 +78,7 @@ def open_policy(
     identity = {**weights, **renderer_identity(renderer), "sampling_dtype": getattr(sampler, "dtype", dtype)}
     if opening.sampler is not None:
         identity["sampler"] = type(sampler).__name__
-    return OpenedPolicy(model, renderer, sampler, layout.contract, identity)
+    return OpenedPolicy(name, model, renderer, sampler, layout.contract, identity)
 
 
 def choose_device(name: str) -> str:

@@ -276,20 +276,18 @@ def _run_phase(
         return _fit(schedule, phase, name, folder, current, repairs, limit)
     with Environment(schedule.environment, progress=say) as environment:
         if phase.kind == "harvest":
+            from rpl.repair.harvest import harvest
             from rpl.reports.repairs import report_repairs
-            from rpl.schedule.repairing import harvest_policy
+            from rpl.sampling.opening import open_policy
 
             train = questions.train_questions_used[: phase.num_questions]
             out, run_rollouts = folder / "repairs.jsonl", schedule.run.path / "rollouts.jsonl"
-            summary = harvest_policy(
-                out,
+            summary = harvest(
                 train,
-                policy=current,
-                environment=environment,
-                style=schedule.style,
-                thinking=schedule.thinking,
-                opening=schedule.opening,
-                config=phase.harvest,
+                open_policy(current, schedule.style, schedule.thinking, schedule.opening),
+                environment,
+                phase.harvest,
+                out,
                 rollouts=run_rollouts if recorded is not None and run_rollouts.exists() else None,
                 phase=recorded,
                 model_name=os.path.relpath(current, schedule.run.path) if policies else current,

@@ -4,6 +4,7 @@ import pytest
 from repair_fakes import ScriptedSampler, a_question
 
 from rpl.repair.benefit import Answerer, Evidence, mean_logprobs
+from rpl.sampling.opening import OpenedPolicy
 
 torch = pytest.importorskip("torch")
 
@@ -41,11 +42,11 @@ def test_the_answerer_reads_only_the_observation(policy):
     from rpl.policy.renderer import Renderer
 
     model, tokenizer = policy
-    renderer = Renderer(tokenizer)
     sampler = ScriptedSampler(lambda prompt, _: "Euro</answer> and more" if "EUR" in prompt else "franc</answer>")
     sampler.open = _decoded(sampler.open, tokenizer)
     question = a_question()
-    answerer = Answerer(renderer, sampler, model, "print(bm25(question, k=1))", batch_size=2)
+    opened = OpenedPolicy("tiny", model, Renderer(tokenizer), sampler, None, {})
+    answerer = Answerer(opened, "print(bm25(question, k=1))", max_new_tokens=32, batch_size=2)
     with_it, without, again = answerer.read([Evidence(question, o) for o in ("[1] EUR", "[2] nothing", "[1] EUR")])
     assert (with_it.answer, with_it.em) == ("Euro", 1.0)
     assert (without.answer, without.em) == ("franc", 0.0)
@@ -70,7 +71,9 @@ def test_a_gold_answer_holds_no_control_token(policy):
     from rpl.policy.renderer import Renderer
 
     model, tokenizer = policy
-    answerer = Answerer(Renderer(tokenizer), ScriptedSampler(lambda *_: "x</answer>"), model, "print(1)")
+    sampler = ScriptedSampler(lambda *_: "x</answer>")
+    opened = OpenedPolicy("tiny", model, Renderer(tokenizer), sampler, None, {})
+    answerer = Answerer(opened, "print(1)", max_new_tokens=32, batch_size=2)
     ids = answerer._gold_ids(replace(a_question(), answers=("Lyon<|im_end|>",)))
     assert tokenizer.decode(ids) == "Lyon<|im_end|></answer>"
     assert not set(ids) & set(tokenizer.get_added_vocab().values())

@@ -6,6 +6,7 @@ from rpl.core.seeds import derive_seed
 from rpl.mutation.verify import GoldVerifier
 from rpl.programs.grammar import parse
 from rpl.repair.control import ControlConfig, ControlTask, resample
+from rpl.sampling.opening import OpenedPolicy
 
 GOOD = "for p in bm25('Lyon', k=2):\n    print(p)"
 SUCCESS = printing(("'Lyon'", ("city", "land")), ("k=7", ("city",)))
@@ -25,8 +26,7 @@ def run(wanted, draw, config=PLAIN, script=SUCCESS):
     executor = ScriptedExecutor(script)
     pairs = resample(
         wanted,
-        renderer=TextRenderer(),
-        sampler=sampler,
+        policy=OpenedPolicy("", None, TextRenderer(), sampler, None, {}),
         executor=executor,
         verifier=GoldVerifier(lookup),
         config=config,

@@ -15,6 +15,7 @@ from rpl.policy.renderer import Renderer
 from rpl.repair.control import ControlConfig
 from rpl.repair.harvest import SEED_PROGRAM, HarvestConfig, harvest
 from rpl.retrieval.config import LibraryConfig
+from rpl.sampling.opening import OpenedPolicy
 
 pytest.importorskip("torch")
 
@@ -40,12 +41,13 @@ def policy():
     from rpl.policy.loading import load_policy, resolve_model
 
     model, tokenizer = load_policy(resolve_model("tiny"))
-    return model.eval(), Renderer(tokenizer)
+    renderer = Renderer(tokenizer)
+    return OpenedPolicy("tiny", model, renderer, ScriptedSampler(writing), None, {"weights": "tiny's"})
 
 
-def writing(policy, *texts):
-    """A sampler that writes one of the texts, by seed; as an answerer it says `x`."""
-    return ScriptedSampler(lambda _, seed: texts[seed % len(texts)] if seed else "x</answer>")
+def writing(_, seed):
+    """Writes one of the texts, by seed; as an answerer it says `x`."""
+    return TEXTS[seed % len(TEXTS)] if seed else "x</answer>"
 
 
 TEXTS = (
@@ -64,20 +66,7 @@ CONFIG = HarvestConfig(
 
 
 def run(questions, policy, environment, out, config=CONFIG, **more):
-    model, renderer = policy
-    more = {"identity": {"weights": "tiny's"}} | more
-    sampler = writing(policy, *TEXTS)
-    return harvest(
-        questions,
-        renderer=renderer,
-        sampler=sampler,
-        model=model,
-        environment=environment,
-        config=config,
-        out=out,
-        model_name="tiny",
-        **more,
-    )
+    return harvest(questions, policy, environment, config, out, **more)
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +118,9 @@ def test_a_killed_harvest_resumes_to_the_same_file(cut, train, policy, environme
     out = tmp_path / "repairs.jsonl"
     copy_settings(whole[0], tmp_path)
     out.write_bytes(complete[: int(cut * len(complete))])  # mid-line, as a kill leaves it
-    told = []
-    summary = run(train[:8], policy, environment, out, progress=told.append)
+    summary = run(train[:8], policy, environment, out)
     assert out.read_bytes() == complete
     assert summary == whole[1]
-    assert sum(told) == 8
 
 
 def test_a_finished_harvest_does_nothing_again(train, policy, environment, whole):
@@ -160,14 +147,16 @@ def test_other_questions_or_settings_are_refused(train, policy, environment, who
     with pytest.raises(DataError, match=r"other settings \(the questions\)"):
         run(changed, policy, environment, out)
     with pytest.raises(DataError, match=r"other settings \(weights: \"tiny's\" there, 'noise' here\)"):
-        run(train[:8], policy, environment, out, identity={"weights": "noise"})
+        run(train[:8], dataclasses.replace(policy, identity={"weights": "noise"}), environment, out)
     limits = dataclasses.replace(environment.config.limits, calls=31)
     other = Environment(dataclasses.replace(environment.config, limits=limits), environment.library)
     with pytest.raises(DataError, match=r"limits.calls: 32 there, 31 here"):
         run(train[:8], policy, other, out)
+    settings = tmp_path / "repairs.settings.json"
+    settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "questions"}))
     with pytest.raises(DataError, match="without digests of policy and questions; delete it"):
-        run(train[:8], policy, environment, out, identity=None)
-    (tmp_path / "repairs.settings.json").unlink()
+        run(train[:8], policy, environment, out)
+    settings.unlink()
     with pytest.raises(DataError, match=r"\(repairs.settings.json\) are not beside it"):
         run(train[:8], policy, environment, out)
 

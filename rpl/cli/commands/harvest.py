@@ -45,21 +45,14 @@ def harvest_failures(
             samples are drawn only for questions that have too few.
     """
     from rpl.datamodules.readers import load_splits
-    from rpl.schedule.repairing import harvest_policy
+    from rpl.repair.harvest import harvest as harvest_repairs
+    from rpl.sampling.opening import open_policy
 
     train = load_splits(questions, val_fraction=val_fraction).train[:num_questions]
     with Environment(environment, progress=say) as env:
-        summary = harvest_policy(
-            Path(out),
-            train,
-            policy=checkpoint,
-            environment=env,
-            style=prompt_style,
-            thinking=thinking,
-            opening=opening,
-            config=harvest,
-            rollouts=None if rollouts is None else Path(rollouts),
-        )
+        policy = open_policy(checkpoint, prompt_style, thinking, opening)
+        recorded = None if rollouts is None else Path(rollouts)
+        summary = harvest_repairs(train, policy, env, harvest, Path(out), rollouts=recorded)
     sys.stdout.write(json.dumps(summary, indent=2) + "\n")
     return summary
 
