@@ -329,13 +329,13 @@ def wrong(name: str, step: float, sample: dict[str | int, Any], *others: str | i
     return found
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", sorted(CALLS))
 def test_every_operation_pays_for_its_time(name: str, step: float, sample: dict[str | int, Any]) -> None:
     assert wrong(name, step, sample, 0) == {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, (arity, _) in CALLS.items() if arity == 2])
+@pytest.mark.parametrize("name", sorted(name for name, (arity, _) in CALLS.items() if arity == 2))
 def test_every_operation_pays_with_any_two_values(name: str, step: float, sample: dict[str | int, Any]) -> None:
     others = ("a tuple", "numbers", "tuples that share their parts", "lists that share their parts", "a text")
     assert wrong(name, step, sample, *range(1, len(SMALL)), *others) == {}
