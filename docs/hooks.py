@@ -162,7 +162,39 @@ def limits() -> str:
     return "\n".join(["| `environment.limits.` | default | what it bounds |", "| --- | --- | --- |", *rows])
 
 
+def budget() -> str:
+    """What of a schedule is left at each scale of its budget."""
+    from rpl.schedule.budget import FRACTIONS, LEAST, SCALES
+
+    names = {
+        "eval": "evaluation questions",
+        "rl": "RL iterations",
+        "harvest": "harvested questions",
+        "sft": "SFT steps",
+    }
+    marks = SCALES[::-1]
+    lines = [f"| scale | {' | '.join(f'{mark:g}' for mark in marks)} | at least |", "| --- |" + " ---: |" * 6]
+    for kind, shares in FRACTIONS.items():
+        cells = [f"{share:.0%}" for share in shares[::-1]]
+        lines.append(f"| {names[kind]} | {' | '.join(cells)} | {LEAST[kind]} |")
+    return "\n".join(lines)
+
+
+def trainer_options() -> str:
+    """Options and callbacks of Lightning that RPL refuses, with what to use."""
+    from rpl.training.options import CALLBACKS, HONOURED
+
+    rows = [
+        f"| `trainer.{name}` | {' or '.join(map(shown, values))} | {escaped(text)} |"
+        for name, (values, text) in HONOURED.items()
+    ]
+    rows += [f"| callback `{name}` | not | {escaped(text)} |" for name, text in CALLBACKS.items()]
+    return "\n".join(["| option | allowed | otherwise |", "| --- | --- | --- |", *rows])
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "budget": budget,
+    "trainer_options": trainer_options,
     "configuration": configuration,
     "metrics": metrics,
     "commands": commands,

@@ -1,5 +1,6 @@
 """README and documentation tell the truth: the site builds, commands run, tables and links name what exists."""
 
+import ast
 import json
 import os
 import re
@@ -123,6 +124,37 @@ def test_the_site_builds_without_a_warning(tmp_path):
 def test_links_between_files_lead_somewhere(page):
     targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def said(node):
+    """The texts that an expression can say, with `…` for what is filled in."""
+    match node:
+        case ast.Constant(str(text)):
+            return text
+        case ast.JoinedStr(parts):
+            return "".join(map(said, parts))
+        case ast.BinOp(left, ast.Add(), right):
+            return said(left) + said(right)
+    return "…"
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_code():
+    texts = {
+        said(node)
+        for path in (ROOT / "rpl").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp)
+    }
+    tables = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## No message")[0]
+    messages = re.findall(r"^\| `(.+?)` \|", tables, re.MULTILINE)
+    assert len(messages) > 30
+
+    def found(message):
+        wanted = re.compile(".*".join(map(re.escape, message.split("…"))), re.DOTALL)
+        return any(wanted.search(text) for text in texts)
+
+    assert [message for message in messages if not found(message)] == []
+    assert not found("a message that nothing says")
 
 
 def test_every_setting_has_a_meaning():
