@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rpl.core.errors import ProgramSyntaxError
+from rpl.core.errors import ProgramError, ProgramSyntaxError
 from rpl.programs.checks import Checker
 from rpl.programs.primitives import PRIMITIVES
 from rpl.programs.printing import check_fstrings, unparse
@@ -87,6 +87,14 @@ def parse(source: str) -> Program:
     "for p in bm25('Lyon', k=1):\n    print(p)"
     """
     return parse_tree(source)[0]
+
+
+def parse_or_none(source: str) -> Program | None:
+    """Returns the program of a text, `None` where the language refuses it."""
+    try:
+        return parse(source)
+    except ProgramError:
+        return None
 
 
 def parse_tree(source: str) -> tuple[Program, ast.Module]:

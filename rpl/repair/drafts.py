@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rpl.core.errors import ProgramError
 from rpl.core.records import Question
-from rpl.programs.grammar import Program, parse
+from rpl.programs.grammar import Program, parse_or_none
 from rpl.sampling.opening import OpenedPolicy
 from rpl.sampling.sampler import SamplingParams
 from rpl.sampling.single_turn import complete
@@ -42,14 +41,6 @@ def draw_drafts(
     drafts: list[Draft] = []
     for completion in complete(policy.sampler, prompts, seeds, params, batch_size):
         action = policy.renderer.parse(completion.text, completion.finish_reason)
-        program = parsed(action.text) if action.kind == "program" else None
+        program = parse_or_none(action.text) if action.kind == "program" else None
         drafts.append(Draft(program, len(completion.token_ids)))
     return drafts
-
-
-def parsed(source: str) -> Program | None:
-    """Returns the program of a text, `None` if the language refuses it."""
-    try:
-        return parse(source)
-    except ProgramError:
-        return None

@@ -14,16 +14,15 @@ from rpl.core.seeds import derive_seed
 from rpl.environment.environment import Environment
 from rpl.mutation.budget import Budget
 from rpl.mutation.verify import GoldVerifier
-from rpl.programs.grammar import Program, parse
+from rpl.programs.grammar import Program, parse, parse_or_none
 from rpl.repair.config import HarvestConfig
-from rpl.repair.drafts import Draft, draw_drafts, parsed
+from rpl.repair.drafts import Draft, draw_drafts
+from rpl.retrieval.library.library import Library
 from rpl.sampling.opening import OpenedPolicy
 from rpl.sampling.sampler import SamplingParams
 
 MAX_ATTEMPTS = 16
 """The most programs of one question that are taken from recorded rollouts."""
-
-
 _SIBLINGS = 2
 
 
@@ -67,7 +66,7 @@ def read_attempts(path: Path, question_ids: Iterable[str], phase: str | None = N
         attempts = found[rollout.question_id]
         for turn in rollout.turns:
             if turn.program is not None:
-                program = parsed(turn.program)
+                program = parse_or_none(turn.program)
                 text = turn.program if program is None else program.source
                 # A trace counts lines as its text has them, so that of another spelling is of no use.
                 usable = turn.trace is not None and turn.trace.source == text and turn.trace.infra_error is None
@@ -88,91 +87,85 @@ class Start:
     parent_trace: Trace | None
 
 
-class Starts:
+def find_starts(
+    questions: Sequence[Question],
+    policy: OpenedPolicy,
+    environment: Environment,
+    verifier: GoldVerifier,
+    config: HarvestConfig,
+    recorded: Mapping[str, Sequence[Attempt]],
+) -> list[Start]:
     """Chooses where repair starts.
 
     Args:
+        questions: The questions.
         policy: Whose programs are repaired.
-        environment: Connected to the renderer's tokenizer.
+        environment: Connected to the policy's tokenizer.
         verifier: Judges what the policy wrote.
-        config: How many programs a question, and how they are drawn.
+        config: How many programs a question, how they are drawn, and the context budget.
         recorded: What the policy wrote before, by question id; new samples are drawn where that is too little.
-        max_printed_tokens: The context budget.
+
+    Returns:
+        One start a question, in order.
     """
+    written = [_usable(recorded.get(question.id, ()), environment.library) for question in questions]
+    drawn = _draw(questions, [len(attempts) for attempts in written], policy, config)
+    known: list[dict[Program, Trace | None]] = []
+    for attempts, drafts in zip(written, drawn, strict=True):
+        programs = {a.program: a.trace for a in attempts if a.program is not None}
+        known.append(dict.fromkeys((d.program for d in drafts if d.program is not None), None) | programs)
+    jobs = [
+        (program.source, question.question)
+        for question, programs in zip(questions, known, strict=True)
+        for program, trace in programs.items()
+        if trace is None
+    ]
+    fresh = iter(environment.executor.run_many(jobs) if jobs else [])
+    starts = []
+    for question, programs in zip(questions, known, strict=True):
+        runs = [(program, next(fresh) if trace is None else trace) for program, trace in programs.items()]
+        starts.append(_best(question, runs, verifier, config))
+    return starts
 
-    def __init__(
-        self,
-        policy: OpenedPolicy,
-        environment: Environment,
-        verifier: GoldVerifier,
-        config: HarvestConfig,
-        recorded: Mapping[str, Sequence[Attempt]],
-        max_printed_tokens: int,
-    ) -> None:
-        self._policy, self._config, self._recorded = policy, config, recorded
-        self._executor, self._library = environment.executor, environment.library
-        self._verifier, self._max_printed_tokens = verifier, max_printed_tokens
-        self._seed_program = parse(config.seed_program)
 
-    def of(self, questions: Sequence[Question]) -> list[Start]:
-        """Returns one start a question, in order."""
-        recorded = [self._usable(self._recorded.get(question.id, ())) for question in questions]
-        drawn = self._drawn(questions, [len(attempts) for attempts in recorded])
-        starts = []
-        known: list[dict[Program, Trace | None]] = []
-        for attempts, drafts in zip(recorded, drawn, strict=True):
-            programs = {a.program: a.trace for a in attempts if a.program is not None}
-            known.append(dict.fromkeys((d.program for d in drafts if d.program is not None), None) | programs)
-        jobs = [
-            (program.source, question.question)
-            for question, programs in zip(questions, known, strict=True)
-            for program, trace in programs.items()
-            if trace is None
-        ]
-        fresh = iter(self._executor.run_many(jobs) if jobs else [])
-        for question, programs in zip(questions, known, strict=True):
-            runs = [(program, next(fresh) if trace is None else trace) for program, trace in programs.items()]
-            starts.append(self._start(question, runs))
-        return starts
+def _usable(attempts: Sequence[Attempt], library: Library) -> list[Attempt]:
+    """Drops the traces that name passages which the library does not have: they are of another corpus."""
+    ids = {id_ for attempt in attempts if attempt.trace is not None for id_ in attempt.trace.fetched_ids}
+    absent = library.missing(ids) if ids else frozenset()
+    return [
+        attempt
+        if attempt.trace is None or (absent is not None and absent.isdisjoint(attempt.trace.fetched_ids))
+        else replace(attempt, trace=None)
+        for attempt in attempts
+    ]
 
-    def _usable(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Drops the traces that name passages which the library does not have: they are of another corpus."""
-        ids = {id_ for attempt in attempts if attempt.trace is not None for id_ in attempt.trace.fetched_ids}
-        absent = self._library.missing(ids) if ids else frozenset()
-        return [
-            attempt
-            if attempt.trace is None or (absent is not None and absent.isdisjoint(attempt.trace.fetched_ids))
-            else replace(attempt, trace=None)
-            for attempt in attempts
-        ]
 
-    def _drawn(self, questions: Sequence[Question], written: Sequence[int]) -> list[list[Draft]]:
-        """Draws as many samples of each question as are missing."""
-        counts = [max(0, self._config.num_samples - count) for count in written]
-        requests = [
-            (question, derive_seed(self._config.seed, "harvest", question.id, index))
-            for question, count in zip(questions, counts, strict=True)
-            for index in range(count)
-        ]
-        drafts = iter(
-            draw_drafts(
-                requests,
-                self._policy,
-                SamplingParams(self._config.max_new_tokens, self._config.temperature),
-                self._config.batch_size,
-            )
-        )
-        return [list(islice(drafts, count)) for count in counts]
+def _draw(
+    questions: Sequence[Question], written: Sequence[int], policy: OpenedPolicy, config: HarvestConfig
+) -> list[list[Draft]]:
+    """Draws as many samples of each question as are missing."""
+    counts = [max(0, config.num_samples - count) for count in written]
+    requests = [
+        (question, derive_seed(config.seed, "harvest", question.id, index))
+        for question, count in zip(questions, counts, strict=True)
+        for index in range(count)
+    ]
+    params = SamplingParams(config.max_new_tokens, config.temperature)
+    drafts = iter(draw_drafts(requests, policy, params, config.batch_size))
+    return [list(islice(drafts, count)) for count in counts]
 
-    def _start(self, question: Question, runs: Sequence[tuple[Program, Trace]]) -> Start:
-        judged = []
-        for program, trace in runs:
-            Budget(1).spend(trace)  # raises where the failure is not the program's
-            verdict = self._verifier.verify(question, trace, self._max_printed_tokens)
-            judged.append((not verdict.ok, -verdict.coverage, trace.printed_tokens, program.size, program, trace))
-        judged.sort(key=lambda item: (*item[:4], item[4].source))
-        if not judged:
-            return Start(question, self._seed_program, (), None, None)
-        unsolved, _, _, _, parent, trace = judged[0]
-        siblings = tuple(item[4] for item in judged[1:] if item[1] < 0)[:_SIBLINGS]
-        return Start(question, parent, siblings, None if unsolved else trace, trace)
+
+def _best(
+    question: Question, runs: Sequence[tuple[Program, Trace]], verifier: GoldVerifier, config: HarvestConfig
+) -> Start:
+    judged = []
+    for program, trace in runs:
+        Budget(1).spend(trace)  # raises where the failure is not the program's
+        verdict = verifier.verify(question, trace, config.repair.max_printed_tokens)
+        judged.append((not verdict.ok, -verdict.coverage, trace.printed_tokens, program.size, program, trace))
+    judged.sort(key=lambda item: (*item[:4], item[4].source))
+    if not judged:
+        return Start(question, parse(config.seed_program), (), None, None)
+    unsolved, _, _, _, parent, trace = judged[0]
+    siblings = tuple(item[4] for item in judged[1:] if item[1] < 0)[:_SIBLINGS]
+    return Start(question, parent, siblings, None if unsolved else trace, trace)

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 from repair_fakes import ScriptedSampler, a_question
 
-from rpl.repair.benefit import Answerer, Evidence, mean_logprobs
+from rpl.policy.likelihood import mean_logprobs
+from rpl.repair.benefit import Evidence, gold_ids, read_evidence
 from rpl.sampling.opening import OpenedPolicy
 
 torch = pytest.importorskip("torch")
@@ -46,8 +47,8 @@ def test_the_answerer_reads_only_the_observation(policy):
     sampler.open = _decoded(sampler.open, tokenizer)
     question = a_question()
     opened = OpenedPolicy("tiny", model, Renderer(tokenizer), sampler, None, {})
-    answerer = Answerer(opened, "print(bm25(question, k=1))", max_new_tokens=32, batch_size=2)
-    with_it, without, again = answerer.read([Evidence(question, o) for o in ("[1] EUR", "[2] nothing", "[1] EUR")])
+    evidence = [Evidence(question, o) for o in ("[1] EUR", "[2] nothing", "[1] EUR")]
+    with_it, without, again = read_evidence(evidence, opened, "print(bm25(question, k=1))", 32, 2)
     assert (with_it.answer, with_it.em) == ("Euro", 1.0)
     assert (without.answer, without.em) == ("franc", 0.0)
     assert with_it == again
@@ -70,10 +71,7 @@ def _decoded(open_session, tokenizer):
 def test_a_gold_answer_holds_no_control_token(policy):
     from rpl.policy.renderer import Renderer
 
-    model, tokenizer = policy
-    sampler = ScriptedSampler(lambda *_: "x</answer>")
-    opened = OpenedPolicy("tiny", model, Renderer(tokenizer), sampler, None, {})
-    answerer = Answerer(opened, "print(1)", max_new_tokens=32, batch_size=2)
-    ids = answerer._gold_ids(replace(a_question(), answers=("Lyon<|im_end|>",)))
+    _, tokenizer = policy
+    ids = gold_ids(Renderer(tokenizer), replace(a_question(), answers=("Lyon<|im_end|>",)))
     assert tokenizer.decode(ids) == "Lyon<|im_end|></answer>"
     assert not set(ids) & set(tokenizer.get_added_vocab().values())
