@@ -23,11 +23,11 @@ from rpl.core.errors import RPLError
 from rpl.core.files import append_jsonl, read_appended, read_jsonl
 from rpl.core.progress import progress_bar, say
 from rpl.core.records import Passage
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus, read_corpus
 from rpl.retrieval.engines import KEYWORD_ENGINES, Analysis, KeywordEngine, make
 from rpl.retrieval.fusion import reciprocal_rank_fusion
 from rpl.retrieval.indexing.folder import ensure_index, load_encoder, load_index
+from rpl.retrieval.library_config import LibraryConfig
 
 ENGINES = ("bm25s", "bm25s-nostem", "lucene", "dense", "rrf", "rrf+rerank")
 CUTS = (5, 20)

@@ -24,12 +24,12 @@ from benchmarks.synthetic_texts import TextShape, TextSource
 from benchmarks.synthetic_vectors import VectorShape, VectorSource
 from rpl.core.errors import RPLError
 from rpl.core.files import write_json
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import read_corpus
 from rpl.retrieval.dense.faiss_indexes import HNSW, IVFPQ, SQ8
 from rpl.retrieval.dense.faiss_search import import_faiss
 from rpl.retrieval.engines import DenseIndex
 from rpl.retrieval.keyword.tokens import Tokenizer
+from rpl.retrieval.library_config import LibraryConfig
 
 Array = NDArray[np.float32]
 

@@ -13,10 +13,10 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import contents
 from rpl.retrieval.library.library import LocalLibrary
 from rpl.retrieval.library.opening import open_library
+from rpl.retrieval.library_config import LibraryConfig
 
 
 class Query(BaseModel):

@@ -18,11 +18,11 @@ import httpx2
 from benchmarks.turns import Turns
 from rpl.core.files import digest
 from rpl.environment.environment import Environment, EnvironmentConfig
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import read_corpus
 from rpl.retrieval.library.library import LocalLibrary
-from rpl.retrieval.library.local import resolve_corpus
+from rpl.retrieval.library.open_local import resolve_corpus
 from rpl.retrieval.library.opening import open_library
+from rpl.retrieval.library_config import LibraryConfig
 
 Work = Callable[[int], Any]
 """Does one turn of the given number and returns its answers."""

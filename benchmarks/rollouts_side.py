@@ -26,7 +26,7 @@ from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits, Executor
 from rpl.policy.loading import load_policy
 from rpl.policy.renderer import Renderer
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.rollouts.loop import run_rollouts
 from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 from rpl.sampling.hf.sampler import HFSampler

@@ -12,8 +12,8 @@ from rpl.environment.faults import FaultTolerantExecutor
 from rpl.executors.base import ExecutionLimits, Executor, TokenCounter
 from rpl.executors.isolation.layers import unknown
 from rpl.executors.parent.sandbox import SandboxExecutor
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.library.health import HealthConfig, HealthWatch
+from rpl.retrieval.library_config import LibraryConfig
 
 if TYPE_CHECKING:
     from rpl.retrieval.library.library import Library

@@ -13,7 +13,7 @@ from rpl.core.errors import CheckpointError, RPLError
 from rpl.core.hub import hub_reachable
 from rpl.estimate.training import ModelShape, TokenCost
 from rpl.policy.loading import resolve_model
-from rpl.policy.lora import LoRAConfig, add_lora
+from rpl.policy.weights.lora import LoRAConfig, add_lora
 
 DESCRIBED_WITHIN = 0.02
 """Share of a model's parameters that may lie outside of what a `ModelShape` counts: norms, biases."""

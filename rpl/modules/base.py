@@ -28,7 +28,7 @@ from rpl.modules.parts.rollout_engine import RolloutEngine, Rollouts
 from rpl.modules.ranks import RankWatch
 from rpl.policy.bundle import Contract
 from rpl.policy.limits import check_context, positions
-from rpl.policy.lora import LoRAConfig
+from rpl.policy.weights.lora import LoRAConfig
 from rpl.rollouts.requests import RolloutConfig, RolloutRequest
 from rpl.sampling.sampler import Sampler
 

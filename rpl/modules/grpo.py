@@ -38,9 +38,9 @@ from rpl.modules.losses import (
 from rpl.modules.losses import normaliser as loss_normaliser
 from rpl.modules.parts.idle import IdleIterations
 from rpl.modules.parts.rollout_engine import Rollouts
-from rpl.modules.training import TrainingModule, add_up
-from rpl.policy.lora import adapters_off
+from rpl.modules.training_module import TrainingModule, add_up
 from rpl.policy.modes import without_dropout
+from rpl.policy.weights.lora import adapters_off
 from rpl.rollouts.requests import RolloutRequest
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rpl.core.errors import DataError
 from rpl.modules.batches.micro_batches import MicroBatch, TrainingSequence
 from rpl.modules.losses import LossOutput, cross_entropy_loss
-from rpl.modules.training import TrainingModule
+from rpl.modules.training_module import TrainingModule
 
 
 class Example(Protocol):

@@ -28,9 +28,9 @@ from rpl.policy.bundle import check_primitives
 from rpl.programs.grammar import parse
 from rpl.programs.primitives import SERVED
 from rpl.repair.benefit import Evidence, read_evidence
-from rpl.repair.config import SEED_PROGRAM, HarvestConfig
 from rpl.repair.control import ControlTask, resample
 from rpl.repair.file import RepairsFile
+from rpl.repair.harvest_config import SEED_PROGRAM, HarvestConfig
 from rpl.repair.starts import Attempt, Start, find_starts, read_attempts
 from rpl.sampling.opening import OpenedPolicy
 

@@ -15,8 +15,8 @@ from rpl.environment.environment import Environment
 from rpl.mutation.budget import Budget
 from rpl.mutation.verify import GoldVerifier
 from rpl.programs.grammar import Program, parse, parse_or_none
-from rpl.repair.config import HarvestConfig
 from rpl.repair.drafts import Draft, draw_drafts
+from rpl.repair.harvest_config import HarvestConfig
 from rpl.retrieval.library.library import Library
 from rpl.sampling.opening import OpenedPolicy
 from rpl.sampling.sampler import SamplingParams

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rpl.retrieval.base import Reranker, Retriever
-    from rpl.retrieval.config import LibraryConfig
     from rpl.retrieval.corpus.corpus import Corpus
     from rpl.retrieval.dense.encoders import Encoder
+    from rpl.retrieval.library_config import LibraryConfig
 
 KEYWORD_ENGINES = {
     "bm25s": "rpl.retrieval.keyword.bm25.BM25S",

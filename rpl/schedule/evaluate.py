@@ -18,7 +18,7 @@ from rpl.policy.prompts import Style
 from rpl.reports.results import add_comparison, add_result
 from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import OpenedPolicy, OpeningConfig, open_policy
-from rpl.schedule.config import EvalConfig
+from rpl.schedule.phases import EvalConfig
 
 
 def evaluate_policies(

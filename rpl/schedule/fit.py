@@ -15,7 +15,7 @@ from rpl.core import signals
 from rpl.core.errors import CheckpointError, RPLError
 from rpl.core.files import write_text
 from rpl.core.progress import say
-from rpl.policy.checkpoint_files import newest_whole
+from rpl.policy.weights.checkpoint_files import newest_whole
 
 
 def fit(

@@ -22,7 +22,7 @@ from rpl.estimate.schedule import Costs, peak_bytes
 from rpl.estimate.shapes import NoEstimateError, PolicySize, size_of
 from rpl.estimate.training import GIB, Settings, Workload
 from rpl.schedule.budget import PILOT, Amounts, fit_budget, scaled
-from rpl.schedule.config import PhaseConfig
+from rpl.schedule.phases import PhaseConfig
 
 if TYPE_CHECKING:
     from rpl.datamodules.qa import QADataModule

@@ -29,10 +29,10 @@ from rpl.retrieval.engines import config_values
 from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import OpeningConfig
 from rpl.schedule.clock import Clock, Limit, affordable
-from rpl.schedule.config import Fragment, PhaseConfig, name_phases
 from rpl.schedule.folder import RunFolder
 from rpl.schedule.inputs import begin, check_outputs, check_run, phase_inputs, phase_outputs
-from rpl.schedule.sampling import configured_opening
+from rpl.schedule.phases import Fragment, PhaseConfig, name_phases
+from rpl.schedule.sampling_settings import configured_opening
 
 if TYPE_CHECKING:
     from rpl.datamodules.qa import QADataModule

@@ -25,7 +25,7 @@ from rpl.core.errors import CheckpointError, ConfigError
 from rpl.core.progress import say
 from rpl.datamodules.base import RPLDataModule
 from rpl.modules.base import PolicyModule
-from rpl.policy.checkpoint_files import newest_whole
+from rpl.policy.weights.checkpoint_files import newest_whole
 from rpl.training.callbacks import ExportPolicy
 from rpl.training.options import check_one_task, check_options
 from rpl.training.predictions import PredictionWriter

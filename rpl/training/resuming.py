@@ -15,9 +15,9 @@ from rpl.core import signals
 from rpl.core.errors import CheckpointError
 from rpl.core.progress import say
 from rpl.modules.base import PolicyModule
-from rpl.policy.checkpoint_files import UNREADABLE, read_header, save_file, verify
 from rpl.policy.loading import resolve_model
-from rpl.policy.weights import folder_digest
+from rpl.policy.weights.checkpoint_files import UNREADABLE, read_header, save_file, verify
+from rpl.policy.weights.merged import folder_digest
 
 
 class CheckpointFiles(TorchCheckpointIO):

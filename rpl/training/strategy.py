@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from rpl.core.errors import CheckpointError
-from rpl.policy.checkpoint_files import UNREADABLE, file_digests, finish_folder
 from rpl.policy.loading import put_folder
+from rpl.policy.weights.checkpoint_files import UNREADABLE, file_digests, finish_folder
 
 
 class FSDP2Strategy(ModelParallelStrategy):

@@ -9,9 +9,9 @@ from helpers_server import ServerProcess
 
 from rpl.core.errors import RetrieverError
 from rpl.environment.environment import Environment, EnvironmentConfig
-from rpl.retrieval.config import LibraryConfig, RemoteConfig
 from rpl.retrieval.library.health import HealthConfig
 from rpl.retrieval.library.opening import open_library
+from rpl.retrieval.library_config import LibraryConfig, RemoteConfig
 from rpl.training.lightning_cli import RPLCLI
 
 CONFIGS = Path(__file__).parents[2] / "configs"

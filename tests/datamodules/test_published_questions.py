@@ -7,8 +7,8 @@ from file_server import serving
 
 from rpl.cli.main import run
 from rpl.core.errors import ConfigError, DataError, DownloadError
-from rpl.datamodules import published
-from rpl.datamodules.published import SETS, convert_record, fetch_questions
+from rpl.datamodules import published_questions as published
+from rpl.datamodules.published_questions import SETS, convert_record, fetch_questions
 from rpl.datamodules.readers import load_splits
 from rpl.retrieval.corpus.questions import read_questions
 from rpl.retrieval.fetching import downloads

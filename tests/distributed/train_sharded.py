@@ -23,7 +23,7 @@ from module_fakes import QUESTIONS, FakeExecutor, ListData, ListLoader, Scripted
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.modules.grpo import GRPOModule
 from rpl.modules.sft import SFTModule
-from rpl.policy.lora import LoRAConfig
+from rpl.policy.weights.lora import LoRAConfig
 from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.hf.sampler import HFSampler
 from rpl.training.callbacks import CollapseGuard, RunRecorder

@@ -7,12 +7,12 @@ import pytest
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.keyword.memory import MemoryBM25
 from rpl.retrieval.keyword.tokens import Tokenizer
 from rpl.retrieval.library import opening as opening_module
 from rpl.retrieval.library.library import LocalLibrary
+from rpl.retrieval.library_config import LibraryConfig
 
 
 class Closable(LocalLibrary):

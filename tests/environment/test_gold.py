@@ -12,7 +12,7 @@ from rpl.core.errors import ConfigError, DataError
 from rpl.core.records import Question
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.environment.gold import check_gold
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library_config import LibraryConfig
 
 
 @pytest.fixture

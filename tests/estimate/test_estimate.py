@@ -126,7 +126,7 @@ def test_parameters_are_counted_from_the_configuration_alone(qwen):
 
 def test_adapters_are_counted_as_they_are_built(qwen):
     from rpl.policy.loading import load_policy
-    from rpl.policy.lora import LoRAConfig, add_lora
+    from rpl.policy.weights.lora import LoRAConfig, add_lora
 
     for config in (LoRAConfig(rank=4), LoRAConfig(rank=8, target_modules=("q_proj", "down_proj"))):
         model, _ = load_policy("tiny")

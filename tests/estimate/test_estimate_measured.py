@@ -10,7 +10,7 @@ import pytest
 
 from rpl.estimate.shapes import size_of
 from rpl.estimate.training import Settings, Workload, memory, peaks
-from rpl.policy.lora import LoRAConfig
+from rpl.policy.weights.lora import LoRAConfig
 
 SCRIPT = Path(__file__).parents[1] / "fakes" / "memory_run.py"
 RL = Workload(questions=6, group_size=8, prompt=45, written=64, shown=0, turns=1)

@@ -5,11 +5,11 @@ import json
 import sys
 from pathlib import Path
 
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.library.opening import open_library
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.retrieval.serving import app as app_module
-from rpl.retrieval.serving.config import ServiceConfig
 from rpl.retrieval.serving.server import serve
+from rpl.retrieval.serving.service_config import ServiceConfig
 
 
 class Faulty:

@@ -14,7 +14,6 @@ import bm25s  # noqa: F401 - once, and not in every child
 import faiss  # noqa: F401
 import marisa_trie  # noqa: F401
 
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus import store as corpus_store
 from rpl.retrieval.dense import faiss_indexes
 from rpl.retrieval.dense import search as dense
@@ -22,6 +21,7 @@ from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.indexing import building, estimate, plan, shared_encoding
 from rpl.retrieval.indexing import folder as index_folder
 from rpl.retrieval.keyword import bm25_arrays
+from rpl.retrieval.library_config import LibraryConfig
 
 CONFIG = LibraryConfig(dense=True, encoder="hash", dense_index="sq8")
 OTHER = LibraryConfig(dense=True, encoder="hash", dense_index="fp16", bm25_k1=1.3)

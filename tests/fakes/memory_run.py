@@ -20,7 +20,7 @@ from module_fakes import QUESTIONS, FakeExecutor, ListData, ListLoader
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.modules.grpo import GRPOModule
 from rpl.modules.sft import SFTModule
-from rpl.policy.lora import LoRAConfig
+from rpl.policy.weights.lora import LoRAConfig
 from rpl.rollouts.requests import RolloutConfig
 
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rpl.core.errors import SamplerError
 from rpl.policy.loading import load_policy
-from rpl.policy.sharding import shard
+from rpl.policy.weights.sharding import shard
 from rpl.sampling.vllm.sampler import VLLMSampler
 
 

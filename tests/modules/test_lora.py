@@ -13,11 +13,11 @@ from rpl.cli.main import main
 from rpl.core.errors import CheckpointError, ConfigError, MissingDependencyError
 from rpl.modules.batches.logprobs import score_tokens
 from rpl.modules.batches.micro_batches import TrainingSequence, micro_batches
-from rpl.policy.consolidate import read_checkpoint
 from rpl.policy.loading import export_policy, load_policy
-from rpl.policy.lora import LoRAConfig, adapters_off, add_lora, has_lora, linear_names
-from rpl.policy.sharding import full_model
-from rpl.policy.weights import policy_weights
+from rpl.policy.weights.consolidate import read_checkpoint
+from rpl.policy.weights.lora import LoRAConfig, adapters_off, add_lora, has_lora, linear_names
+from rpl.policy.weights.merged import policy_weights
+from rpl.policy.weights.sharding import full_model
 from rpl.sampling.hf.sampler import HFSampler
 from rpl.sampling.sampler import SamplingParams
 from rpl.sampling.single_turn import complete

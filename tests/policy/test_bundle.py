@@ -12,10 +12,10 @@ from rpl.core.errors import CheckpointError, ConfigError
 from rpl.environment.environment import EnvironmentConfig
 from rpl.modules.grpo import GRPOModule
 from rpl.policy.bundle import FILE, Contract, agreed_layout, check_primitives, contract_file, read_contract
-from rpl.policy.consolidate import export_checkpoint
 from rpl.policy.loading import resolve_model
 from rpl.policy.renderer import Renderer
 from rpl.policy.tiny import CHATML, tiny_tokenizer
+from rpl.policy.weights.consolidate import export_checkpoint
 from rpl.programs.grammar import LANGUAGE_VERSION
 from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import open_policy

@@ -33,7 +33,7 @@ from rpl.mutation.localise import localise
 from rpl.mutation.registry import mutate
 from rpl.policy.prompts import user_message
 from rpl.programs.grammar import parse
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library_config import LibraryConfig
 
 question = "Borders and currency of a country"
 config = EnvironmentConfig(library=LibraryConfig(corpus="atlas-mini", bm25="memory"), workers=1)

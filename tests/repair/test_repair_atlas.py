@@ -13,7 +13,7 @@ from rpl.mutation.search import RepairConfig, repair
 from rpl.mutation.verify import GoldVerifier
 from rpl.programs.grammar import parse
 from rpl.repair.harvest import SEED_PROGRAM
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library_config import LibraryConfig
 
 LIMIT = 400
 

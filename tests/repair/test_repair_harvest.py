@@ -14,7 +14,7 @@ from rpl.mutation.search import RepairConfig
 from rpl.policy.renderer import Renderer
 from rpl.repair.control import ControlConfig
 from rpl.repair.harvest import SEED_PROGRAM, HarvestConfig, harvest
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.sampling.opening import OpenedPolicy
 
 pytest.importorskip("torch")

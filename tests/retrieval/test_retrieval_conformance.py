@@ -8,12 +8,12 @@ import pytest
 from rpl.core.errors import RetrieverError
 from rpl.retrieval.base import MAX_K
 from rpl.retrieval.canary import probe
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.dense.faiss_indexes import HNSW, IVFPQ
 from rpl.retrieval.dense.search import DenseRetriever, embed_corpus, load_embeddings
 from rpl.retrieval.engines import dense_index, keyword_engine
 from rpl.retrieval.keyword.lucene import LuceneRetriever
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.retrieval.rerank.rerankers import LateInteractionReranker
 
 KEYWORD = ["bm25s", "memory", pytest.param("lucene", marks=pytest.mark.java)]

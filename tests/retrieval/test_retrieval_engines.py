@@ -11,7 +11,6 @@ from rpl.cli.commands.parsing import make_parser
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_jsonl
 from rpl.environment.environment import EnvironmentConfig
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.dense.faiss_indexes import HNSW, IVFPQ, SQ8, Flat
 from rpl.retrieval.engines import (
     DENSE_INDEXES,
@@ -33,6 +32,7 @@ from rpl.retrieval.keyword.bm25 import BM25S
 from rpl.retrieval.keyword.memory import MemoryBM25
 from rpl.retrieval.keyword.tokens import Tokenizer
 from rpl.retrieval.library.opening import open_library
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.retrieval.rerank.rerankers import CrossEncoder, LateInteraction
 from rpl.retrieval.rerank.yes_no import YesNo
 

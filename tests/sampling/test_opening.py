@@ -9,7 +9,7 @@ from rpl.core.machine import fastest_precision
 from rpl.sampling.hf.sampler import HFSampler
 from rpl.sampling.opening import OpeningConfig, choose_device, open_policy
 from rpl.sampling.vllm.sampler import VLLMSampler
-from rpl.schedule.sampling import configured_opening
+from rpl.schedule.sampling_settings import configured_opening
 
 
 def test_the_configured_sampler_is_connected_and_used():

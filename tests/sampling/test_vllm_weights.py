@@ -10,8 +10,8 @@ from vllm_fakes import Faults, Server
 
 from rpl.core.errors import SamplerError
 from rpl.policy.loading import load_policy
-from rpl.policy.lora import LoRAConfig, add_lora
-from rpl.policy.weights import fingerprint, policy_weights
+from rpl.policy.weights.lora import LoRAConfig, add_lora
+from rpl.policy.weights.merged import fingerprint, policy_weights
 from rpl.sampling.vllm.collective import on_all_ranks, one_line
 
 IDS = torch.tensor([[5, 9, 40, 77, 3, 100]])

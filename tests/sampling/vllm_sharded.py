@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_vllm_real import ENGINE, check_against_the_model, perturb
 
 from rpl.policy.loading import load_policy
-from rpl.policy.sharding import gathered, shard
+from rpl.policy.weights.sharding import gathered, shard
 from rpl.sampling.vllm.sampler import VLLMSampler
 
 

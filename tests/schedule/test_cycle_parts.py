@@ -8,8 +8,8 @@ import pytest
 from rpl.cli.commands.parsing import make_parser
 from rpl.core.errors import CheckpointError, ConfigError
 from rpl.schedule import cycle
-from rpl.schedule.config import EvalConfig, PhaseConfig, name_phases
 from rpl.schedule.folder import RunFolder
+from rpl.schedule.phases import EvalConfig, PhaseConfig, name_phases
 from rpl.schedule.run import _point
 
 CONFIGS = Path(__file__).parents[2] / "configs"

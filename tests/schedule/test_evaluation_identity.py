@@ -23,7 +23,7 @@ from rpl.executors.base import ExecutionLimits
 from rpl.policy.identity import renderer_identity, weights_identity
 from rpl.policy.loading import resolve_model
 from rpl.policy.renderer import Renderer
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import OpeningConfig, open_policy
 

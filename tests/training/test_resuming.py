@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from rpl.cli.main import main
 from rpl.core.errors import CheckpointError
-from rpl.policy.checkpoint_files import newest_whole, verify
 from rpl.policy.loading import load_policy
+from rpl.policy.weights.checkpoint_files import newest_whole, verify
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = [part for name in ("base", "rl", "tiny") for part in ("-c", str(CONFIGS / f"{name}.yaml"))]
@@ -93,7 +93,7 @@ def test_the_newest_whole_checkpoint_is_found_and_the_damaged_one_named(checkpoi
 
 
 def test_a_damaged_shard_is_found(tmp_path):
-    from rpl.policy.checkpoint_files import file_digests, finish_folder
+    from rpl.policy.weights.checkpoint_files import file_digests, finish_folder
 
     (tmp_path / "__0_0.distcp").write_bytes(b"weights")
     torch.save({"rpl": {"iteration": 1}}, tmp_path / "meta.pt")

@@ -84,7 +84,7 @@ def _torch() -> Finding:
 def _sandbox() -> Finding:
     from rpl.environment.environment import Environment, EnvironmentConfig
     from rpl.executors.base import ExecutionLimits
-    from rpl.retrieval.config import LibraryConfig
+    from rpl.retrieval.library_config import LibraryConfig
 
     config = EnvironmentConfig(LibraryConfig(corpus="atlas-mini", dense=False), ExecutionLimits(wall_s=2.0), workers=1)
     with Environment(config) as env:
@@ -123,9 +123,9 @@ def _dense() -> Finding:
 
 
 def _library(layer: str, dense: bool) -> Finding:
-    from rpl.retrieval.config import LibraryConfig
     from rpl.retrieval.library.health import check
     from rpl.retrieval.library.opening import open_library
+    from rpl.retrieval.library_config import LibraryConfig
 
     library = open_library(LibraryConfig(corpus="atlas-mini", dense=dense))
     try:

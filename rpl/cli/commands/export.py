@@ -18,7 +18,7 @@ def export(checkpoint: str, out: str, start_model: str | None = None) -> Path:
         out: The model folder to write; an earlier one of this name is replaced.
         start_model: Where the run's start model is now, if it was moved since.
     """
-    from rpl.policy.consolidate import export_checkpoint
+    from rpl.policy.weights.consolidate import export_checkpoint
 
     folder = export_checkpoint(Path(checkpoint), Path(out), start_model)
     say(f"wrote {folder}; start from it with --model.init_from {folder}")

@@ -10,7 +10,7 @@ from typing import Any
 from rpl.cli.commands.parsing import call
 from rpl.core.errors import ConfigError
 from rpl.core.progress import say
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library_config import LibraryConfig
 
 
 def fetch_data(
@@ -26,8 +26,8 @@ def fetch_data(
         question_mark: Put a question mark after questions that have none, as Search-R1 does.
         dry_run: Say what it takes, and end.
     """
-    from rpl.datamodules.published import GROUPS, SETS, fetch_questions
-    from rpl.retrieval.fetching.published import CORPORA, fetch_corpus
+    from rpl.datamodules.published_questions import GROUPS, SETS, fetch_questions
+    from rpl.retrieval.fetching.published_corpora import CORPORA, fetch_corpus
 
     folder = Path(out).expanduser()
     if name in CORPORA:
@@ -58,7 +58,7 @@ def fetch_index(
         least_similarity: For `wiki18-e5`: median cosine that sampled vectors must have with the encoder's own.
     """
     from rpl.retrieval.fetching import index_folders
-    from rpl.retrieval.fetching.published import VECTORS, fetch_vectors
+    from rpl.retrieval.fetching.published_corpora import VECTORS, fetch_vectors
     from rpl.retrieval.fetching.sources import open_source
 
     folder = Path(out).expanduser()

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rpl.cli.commands.parsing import call
 from rpl.core.progress import say
 from rpl.environment.environment import Environment, EnvironmentConfig
-from rpl.repair.config import HarvestConfig
+from rpl.repair.harvest_config import HarvestConfig
 from rpl.sampling.opening import OpeningConfig
 
 

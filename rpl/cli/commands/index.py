@@ -17,7 +17,7 @@ from rpl.core.records import Passage
 from rpl.core.terminal import visible
 from rpl.core.units import count_text
 from rpl.executors.parent.framing import passage_frame
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library_config import LibraryConfig
 
 LEAST_AGREEMENT = 0.9
 """Median cosine that rows of an index must have with what its encoder makes of their passages. Its own have 1.0000, and
@@ -127,7 +127,7 @@ def check(corpus: str, library: LibraryConfig = LibraryConfig(), full: bool = Fa
     from rpl.retrieval.indexing.loading import embedding_agreement
     from rpl.retrieval.indexing.manifest import check_all_files, read_manifest
     from rpl.retrieval.library.health import check as check_health
-    from rpl.retrieval.library.local import open_local, resolve_corpus
+    from rpl.retrieval.library.open_local import open_local, resolve_corpus
 
     config = replace(library, corpus=corpus)
     folder = resolve_corpus(corpus)

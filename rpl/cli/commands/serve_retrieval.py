@@ -9,8 +9,8 @@ from typing import Any
 from rpl.cli.commands.parsing import call
 from rpl.core.errors import ConfigError
 from rpl.core.progress import say
-from rpl.retrieval.config import LibraryConfig
-from rpl.retrieval.serving.config import ServiceConfig
+from rpl.retrieval.library_config import LibraryConfig
+from rpl.retrieval.serving.service_config import ServiceConfig
 
 
 def serve_retrieval(

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from rpl.core.errors import ConfigError
 from rpl.modules.batches.micro_batches import MicroBatch
 from rpl.modules.batches.shared_attention import NAME, use_shared_attention
-from rpl.policy.sharding import is_sharded
+from rpl.policy.weights.sharding import is_sharded
 
 _METHOD = "rpl_score"
 

@@ -16,10 +16,10 @@ from rpl.modules.batches.logprobs import check_scorable
 from rpl.modules.parts.collectives import Ranks
 from rpl.policy.bundle import Contract, agreed_layout, check_template, contract_file, say_without_contract
 from rpl.policy.loading import export_policy, load_policy
-from rpl.policy.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
 from rpl.policy.prompts import Style
 from rpl.policy.renderer import Renderer
-from rpl.policy.sharding import full_model, is_sharded, shard
+from rpl.policy.weights.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
+from rpl.policy.weights.sharding import full_model, is_sharded, shard
 
 
 class PolicyModel:

@@ -13,7 +13,7 @@ from rpl.environment.environment import Environment
 from rpl.environment.faults import VoidRate
 from rpl.modules.parts.collectives import Ranks
 from rpl.modules.parts.policy_model import PolicyModel
-from rpl.policy.sharding import gathered
+from rpl.policy.weights.sharding import gathered
 from rpl.retrieval.library.counting import CallCounts
 from rpl.rollouts.loop import run_rollouts
 from rpl.rollouts.requests import RolloutConfig, RolloutRequest, RolloutTiming

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import read_jsonl, write_json
 from rpl.core.progress import progress_bar
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus, text_field, title_and_text
 from rpl.retrieval.corpus.store import open_store
 from rpl.retrieval.dense.encoders import Encoder
@@ -27,6 +26,7 @@ from rpl.retrieval.fetching.vectors import VectorFile
 from rpl.retrieval.indexing.folder import build_index
 from rpl.retrieval.indexing.loading import CORPUS_FOLDER, load_encoder
 from rpl.retrieval.indexing.plan import STATE_FILE, GivenEmbeddings
+from rpl.retrieval.library_config import LibraryConfig
 
 Say = Callable[[str], None]
 

@@ -14,7 +14,6 @@ from rpl.core.files import cache_dir
 from rpl.core.units import count_text
 from rpl.retrieval.base import Retriever
 from rpl.retrieval.canary import probe, require_sound
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.budget import PRINTED_TOKENS
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.corpus.fingerprints import Reading, file_fingerprint, known_fingerprint
@@ -37,6 +36,7 @@ from rpl.retrieval.indexing.plan import GivenEmbeddings, Plan, require_sound_emb
 from rpl.retrieval.indexing.sampling import sample_corpus, sample_file
 from rpl.retrieval.indexing.shared_encoding import invite
 from rpl.retrieval.keyword.tokens import TOKENIZER_VERSION
+from rpl.retrieval.library_config import LibraryConfig
 
 Say = Callable[[str], None]
 

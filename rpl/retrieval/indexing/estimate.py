@@ -15,7 +15,6 @@ import numpy as np
 from rpl.core.columns import format_table
 from rpl.core.errors import ConfigError
 from rpl.core.units import duration_text, size_text
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus import store as corpus_store
 from rpl.retrieval.dense.encoders import Encoder
 from rpl.retrieval.dense.search import SHARD_PASSAGES
@@ -23,7 +22,8 @@ from rpl.retrieval.engines import dense_index
 from rpl.retrieval.indexing.sampling import Sample
 from rpl.retrieval.keyword import bm25_arrays
 from rpl.retrieval.keyword.tokens import Tokenizer
-from rpl.retrieval.links.surfaces import surface_forms
+from rpl.retrieval.library_config import LibraryConfig
+from rpl.retrieval.links.surface_forms import surface_forms
 
 _ENCODED = 16
 _POSTING_BYTES = 8

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.locks import folder_lock
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.corpus.fingerprints import known_fingerprint
 from rpl.retrieval.dense.encoders import Encoder
@@ -24,6 +23,7 @@ from rpl.retrieval.indexing.loading import LoadedIndex, load_encoder, load_index
 from rpl.retrieval.indexing.manifest import MANIFEST, index_settings, read_manifest
 from rpl.retrieval.indexing.plan import GivenEmbeddings, Plan
 from rpl.retrieval.indexing.sampling import sample_file
+from rpl.retrieval.library_config import LibraryConfig
 
 __all__ = [
     "GivenEmbeddings",

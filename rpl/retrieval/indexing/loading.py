@@ -11,13 +11,13 @@ from rpl.core.errors import ConfigError, DataError, MissingDependencyError
 from rpl.core.hub import lasting_name
 from rpl.retrieval.base import Retriever
 from rpl.retrieval.canary import canary_sample, probe, require_sound
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import REBUILD, Corpus, contents
 from rpl.retrieval.corpus.store import open_store
 from rpl.retrieval.dense.encoders import HASH_ENCODER, Encoder, HashEncoder, SentenceEncoder, resolve_encoder
 from rpl.retrieval.dense.search import DenseRetriever, load_embeddings
 from rpl.retrieval.engines import dense_index, keyword_engine
 from rpl.retrieval.indexing.manifest import Manifest, read_manifest, reconcile
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.retrieval.links.links import LinkGraph, load_links
 
 CORPUS_FOLDER = "corpus"

@@ -16,7 +16,6 @@ from rpl.core.files import write_json
 from rpl.core.hub import lasting_name
 from rpl.core.progress import progress_bar
 from rpl.core.units import count_text, duration_text, size_text
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import REBUILD
 from rpl.retrieval.engines import (
     DENSE_INDEXES,
@@ -31,6 +30,7 @@ from rpl.retrieval.engines import (
 )
 from rpl.retrieval.indexing.parts import HASHED_AT_LOAD, FinishedPart, belongs, file_hash
 from rpl.retrieval.keyword.tokens import TOKENIZER_VERSION
+from rpl.retrieval.library_config import LibraryConfig
 
 MANIFEST = "manifest.json"
 FORMAT = 2

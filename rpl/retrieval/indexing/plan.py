@@ -11,7 +11,6 @@ from rpl.core.errors import DataError
 from rpl.core.files import digest
 from rpl.core.records import Passage
 from rpl.retrieval.canary import canary_query, canary_sample, probe_passages, require_sound
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.corpus.store import STORE_VERSION
 from rpl.retrieval.dense.encoders import Encoder
@@ -21,6 +20,7 @@ from rpl.retrieval.indexing.loading import CORPUS_FOLDER, DENSE_FOLDER, EMBEDDIN
 from rpl.retrieval.indexing.manifest import index_settings, package_versions
 from rpl.retrieval.indexing.parts import Part
 from rpl.retrieval.keyword.tokens import TOKENIZER_VERSION
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.retrieval.links.links import LINKS_VERSION, build_links
 
 STATE_FILE = f".{EMBEDDINGS_FILE}.shards"

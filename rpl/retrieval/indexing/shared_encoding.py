@@ -16,7 +16,6 @@ from pathlib import Path
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_json
 from rpl.core.hub import lasting_name
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.corpus.store import open_store
 from rpl.retrieval.dense.encoders import Encoder
@@ -24,6 +23,7 @@ from rpl.retrieval.dense.search import prepare_embedding, share_embedding
 from rpl.retrieval.indexing.loading import CORPUS_FOLDER, EMBEDDINGS_FILE, load_encoder
 from rpl.retrieval.indexing.manifest import MANIFEST
 from rpl.retrieval.indexing.plan import STATE_FILE
+from rpl.retrieval.library_config import LibraryConfig
 
 INVITATION = ".encoding.json"
 

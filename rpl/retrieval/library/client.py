@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 
 from rpl.core.errors import RetrieverError
-from rpl.retrieval.config import RemoteConfig
 from rpl.retrieval.library.wire import parse_json
+from rpl.retrieval.library_config import RemoteConfig
 
 SPREAD_S = 0.1
 """Seconds over which requests that were sent away together come again."""

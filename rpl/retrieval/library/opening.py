@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.library.library import Library
+from rpl.retrieval.library_config import LibraryConfig
 
 
 def open_library(config: LibraryConfig, progress: Callable[[str], None] | None = None) -> Library:
@@ -25,7 +25,7 @@ def open_library(config: LibraryConfig, progress: Callable[[str], None] | None =
         from rpl.retrieval.library.remote import open_remote
 
         return open_remote(config.corpus, config.remote, config.cache_size, progress)
-    from rpl.retrieval.library.local import open_local
+    from rpl.retrieval.library.open_local import open_local
 
     return open_local(config, progress)
 

@@ -17,11 +17,11 @@ from rpl.core.files import digest
 from rpl.core.records import Passage
 from rpl.programs.primitives import FULL_TEXT
 from rpl.retrieval.canary import CANARIES, DEPTH, canary_query, probe_passages
-from rpl.retrieval.config import RemoteConfig
 from rpl.retrieval.library.arguments import check_arguments
 from rpl.retrieval.library.client import Client
 from rpl.retrieval.library.library import Library
 from rpl.retrieval.library.wire import FORMAT, read_hits, read_passages, read_results
+from rpl.retrieval.library_config import RemoteConfig
 
 Say = Callable[[str], None]
 

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from rpl.core.errors import DataError
 from rpl.core.progress import progress_bar
 from rpl.retrieval.corpus.corpus import REBUILD
-from rpl.retrieval.links.surfaces import MAX_CHARACTERS, folded_text, has_capital, surface_forms
+from rpl.retrieval.links.surface_forms import MAX_CHARACTERS, folded_text, has_capital, surface_forms
 
 _TRIE_FILE = "titles.marisa"
 _CHUNK = 65_536

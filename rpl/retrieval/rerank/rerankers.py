@@ -22,7 +22,7 @@ from rpl.retrieval.dense.search import SCORE_DECIMALS
 from rpl.retrieval.engines import RerankEngine
 
 if TYPE_CHECKING:
-    from rpl.retrieval.config import LibraryConfig
+    from rpl.retrieval.library_config import LibraryConfig
 
 
 class LateInteractionReranker(Reranker):

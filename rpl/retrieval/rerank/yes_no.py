@@ -26,7 +26,7 @@ from rpl.retrieval.engines import RerankEngine
 from rpl.retrieval.rerank.rerankers import order_by
 
 if TYPE_CHECKING:
-    from rpl.retrieval.config import LibraryConfig
+    from rpl.retrieval.library_config import LibraryConfig
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """What counts as relevant, in the words that the published models were trained with."""

@@ -12,7 +12,7 @@ from rpl.core.distribution import install_line
 from rpl.core.errors import ConfigError, MissingDependencyError, RetrieverError
 from rpl.core.units import count_text
 from rpl.retrieval.library.library import Library
-from rpl.retrieval.serving.config import ServiceConfig
+from rpl.retrieval.serving.service_config import ServiceConfig
 
 
 def serve(

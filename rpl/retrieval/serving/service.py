@@ -18,8 +18,8 @@ from rpl.retrieval.library.counting import CallCounts
 from rpl.retrieval.library.health import HealthConfig, HealthWatch
 from rpl.retrieval.library.library import Call, CallResult, Library, LocalLibrary
 from rpl.retrieval.library.wire import FORMAT, pack_hit, pack_outcome, pack_passage, read_call
-from rpl.retrieval.serving.config import ServiceConfig
 from rpl.retrieval.serving.metrics import ServiceMetrics
+from rpl.retrieval.serving.service_config import ServiceConfig
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rpl.core.errors import ConfigError, RPLError, SamplerError
 from rpl.core.seeds import derive_seed
-from rpl.policy.weights import fingerprint, policy_weights
+from rpl.policy.weights.merged import fingerprint, policy_weights
 from rpl.sampling.sampler import Completion, Sampler, SamplingParams
 from rpl.sampling.stopping import StopDetector, end_tokens
 from rpl.sampling.transcripts import Draft, Transcript, TranscriptSession

@@ -9,10 +9,10 @@ from rpl.cli.commands.data import run as data_command
 from rpl.cli.commands.index import run as index_command
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_jsonl
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.budget import PrintBudget, estimated_tokens, printed_line
 from rpl.retrieval.corpus.checking import check_corpus
 from rpl.retrieval.indexing.folder import build_index
+from rpl.retrieval.library_config import LibraryConfig
 
 GOOD = [
     {"id": "owl", "title": "Owl", "text": "An owl sleeps by day.", "source": "book", "page": 3},

@@ -6,11 +6,11 @@ import pytest
 
 from rpl.core.errors import ConfigError, DataError, MissingDependencyError, RetrieverError
 from rpl.core.files import write_jsonl
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.dense import milvus
 from rpl.retrieval.dense.milvus_dense import MilvusDense
 from rpl.retrieval.indexing.folder import build_index, load_index
 from rpl.retrieval.indexing.manifest import index_settings
+from rpl.retrieval.library_config import LibraryConfig
 
 QUERIES = ["river bridge", "castle", "composer of the copper king", "garden garden valley", "Market 17 treaty"]
 

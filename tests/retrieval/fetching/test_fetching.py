@@ -14,7 +14,6 @@ from file_server import COMMIT, serving
 from rpl.cli.main import run
 from rpl.core.errors import ConfigError, DataError, DownloadError
 from rpl.core.files import write_jsonl
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.fetching import downloads, published
 from rpl.retrieval.fetching import plan as fetch_plan
@@ -23,6 +22,7 @@ from rpl.retrieval.fetching.index_folders import fetch_index
 from rpl.retrieval.fetching.plan import work_folder
 from rpl.retrieval.fetching.sources import HubDataset, WebFolder, open_source
 from rpl.retrieval.indexing.folder import build_index, load_index
+from rpl.retrieval.library_config import LibraryConfig
 
 CONFIG = LibraryConfig(dense=True, encoder="hash")
 OWNER = "PeterJinGo"

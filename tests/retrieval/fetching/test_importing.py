@@ -6,13 +6,13 @@ import pytest
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_json, write_jsonl
 from rpl.retrieval.canary import canary_query
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.fetching import importing
 from rpl.retrieval.fetching.importing import import_index, write_embeddings
 from rpl.retrieval.fetching.vectors import VectorFile
 from rpl.retrieval.indexing.folder import build_index, load_index
+from rpl.retrieval.library_config import LibraryConfig
 
 CONFIG = LibraryConfig(dense=True, encoder="hash")
 

@@ -11,10 +11,10 @@ import tiny_models
 from rpl.cli.commands.index import run as index_command
 from rpl.core.errors import ConfigError, DataError, RetrieverError
 from rpl.core.files import write_jsonl
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.indexing.folder import build_index, load_index
 from rpl.retrieval.indexing.manifest import read_manifest
 from rpl.retrieval.library.opening import open_library
+from rpl.retrieval.library_config import LibraryConfig
 
 WORDS = ["river", "castle", "king", "queen"]
 

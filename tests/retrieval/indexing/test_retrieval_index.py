@@ -13,7 +13,6 @@ from rpl.core.errors import ConfigError, DataError, RetrieverError
 from rpl.core.files import cache_dir, write_jsonl
 from rpl.core.locks import folder_lock
 from rpl.retrieval.canary import probe
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus, read_corpus
 from rpl.retrieval.corpus.coverage import gold_coverage
 from rpl.retrieval.corpus.questions import read_questions
@@ -24,6 +23,7 @@ from rpl.retrieval.indexing.manifest import check_all_files, describe_manifest, 
 from rpl.retrieval.keyword import bm25
 from rpl.retrieval.library.health import require_healthy
 from rpl.retrieval.library.opening import open_library
+from rpl.retrieval.library_config import LibraryConfig
 
 CONFIG = LibraryConfig(dense=True, encoder="hash")
 CALLS = [

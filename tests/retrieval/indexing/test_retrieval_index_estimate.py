@@ -11,7 +11,6 @@ import pytest
 from rpl.cli.commands.index import build
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_jsonl
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.corpus import Corpus
 from rpl.retrieval.corpus.fingerprints import file_fingerprint
 from rpl.retrieval.dense.encoders import HashEncoder
@@ -23,6 +22,7 @@ from rpl.retrieval.indexing.manifest import read_manifest
 from rpl.retrieval.indexing.sampling import sample_corpus, sample_file
 from rpl.retrieval.keyword import bm25_arrays
 from rpl.retrieval.keyword.bm25 import BM25S
+from rpl.retrieval.library_config import LibraryConfig
 
 CONFIG = LibraryConfig(dense=True, encoder="hash", dense_index="sq8")
 WORDS = ["river", "bridge", "castle", "market", "garden", "composer", "queen", "treaty", "copper", "coffee"]

@@ -15,7 +15,6 @@ from patience import patience
 
 from rpl.core.errors import ConfigError, DataError, RetrieverError
 from rpl.core.files import cache_dir, write_jsonl
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.dense import search as dense
 from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.dense.faiss_indexes import IVFPQ
@@ -25,6 +24,7 @@ from rpl.retrieval.indexing.folder import GivenEmbeddings, build_index, load_ind
 from rpl.retrieval.indexing.parts import WorkFolder
 from rpl.retrieval.indexing.plan import Plan
 from rpl.retrieval.library.opening import open_library
+from rpl.retrieval.library_config import LibraryConfig
 
 PARTS = ["corpus", "keyword", "links", "embeddings", "dense"]
 

@@ -9,12 +9,12 @@ from patience import patience
 
 from rpl.core.errors import ConfigError, PrimitiveError, RetrieverError
 from rpl.core.records import Passage
-from rpl.retrieval.config import LibraryConfig, RemoteConfig
 from rpl.retrieval.library.client import Client
 from rpl.retrieval.library.opening import open_library
 from rpl.retrieval.library.remote import SearchR1Library, ServiceLibrary
 from rpl.retrieval.library.wire import pack_hit, read_hits, read_passages, read_results
-from rpl.retrieval.serving.config import ServiceConfig
+from rpl.retrieval.library_config import LibraryConfig, RemoteConfig
+from rpl.retrieval.serving.service_config import ServiceConfig
 
 PASSAGES = [Passage(f"p{i}", f"Title {i}", f"text number {i}", 2.0 - i / 8, i) for i in range(4)]
 

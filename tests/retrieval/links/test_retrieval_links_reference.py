@@ -14,7 +14,7 @@ from rpl.atlas import build
 from rpl.retrieval.corpus.corpus import Corpus, read_corpus
 from rpl.retrieval.keyword.stopwords import STOP_WORDS
 from rpl.retrieval.links.links import LinkGraph
-from rpl.retrieval.links.surfaces import fold, folded_text
+from rpl.retrieval.links.surface_forms import fold, folded_text
 from rpl.retrieval.links.titles import TitleTable
 
 WORD = re.compile(r"\w+")

@@ -8,9 +8,9 @@ import tiny_models
 
 from rpl.core.errors import RetrieverError
 from rpl.core.records import Passage
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.dense.encoders import HashEncoder
 from rpl.retrieval.engines import rerank_engine
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.retrieval.rerank.yes_no import YesNo
 
 PASSAGES = [

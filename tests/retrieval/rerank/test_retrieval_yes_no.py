@@ -6,7 +6,7 @@ import tiny_models
 
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.records import Passage
-from rpl.retrieval.config import LibraryConfig
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.retrieval.rerank.yes_no import BODY, HEAD, INSTRUCTION, TAIL, YesNo, YesNoReranker
 
 PASSAGES = [

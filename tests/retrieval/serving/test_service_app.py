@@ -11,8 +11,8 @@ from fault_injection import FaultInjection
 from rpl.core.errors import RetrieverError
 from rpl.retrieval.library.library import LocalLibrary
 from rpl.retrieval.serving.app import create_app
-from rpl.retrieval.serving.config import ServiceConfig
 from rpl.retrieval.serving.service import RetrievalService
+from rpl.retrieval.serving.service_config import ServiceConfig
 
 
 def ask(service, *requests, app=None):

@@ -12,8 +12,8 @@ from helpers_server import ServerProcess
 from rpl.core.errors import RetrieverError
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.environment.faults import VoidRate
-from rpl.retrieval.config import LibraryConfig, RemoteConfig
 from rpl.retrieval.library.health import HealthConfig
+from rpl.retrieval.library_config import LibraryConfig, RemoteConfig
 
 PROGRAM = "for p in bm25(question, k=2):\n    print(p)\n"
 QUESTION = "capital of Mongolia"

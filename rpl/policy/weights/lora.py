@@ -2,7 +2,7 @@
 
 Adapters are injected into the transformers model, which keeps its class. So sampling, scoring and sharding see the
 model that they know, and only the adapters have gradients, optimizer state and a place in checkpoints. Exports and
-engines get the weights with adapters folded in: `rpl.policy.weights.policy_weights`.
+engines get the weights with adapters folded in: `rpl.policy.weights.merged.policy_weights`.
 """
 
 from __future__ import annotations

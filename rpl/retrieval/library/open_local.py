@@ -8,13 +8,13 @@ from typing import Any
 
 from rpl.core.errors import ConfigError
 from rpl.core.files import cache_dir, digest
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.corpus.fingerprints import file_fingerprint
 from rpl.retrieval.engines import RerankEngine, dense_index, describe, rerank_engine
 from rpl.retrieval.indexing.folder import LoadedIndex, Say, ensure_index, is_index_folder, load_encoder, load_index
 from rpl.retrieval.indexing.manifest import FORMAT, index_settings
 from rpl.retrieval.indexing.plan import Plan
 from rpl.retrieval.library.library import LocalLibrary
+from rpl.retrieval.library_config import LibraryConfig
 from rpl.retrieval.rerank.rerankers import CrossEncoder, LateInteraction
 
 

@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rpl.core.errors import CheckpointError
 from rpl.policy.bundle import contract_file, contract_from, read_contract
-from rpl.policy.checkpoint_files import UNREADABLE, read_header, verify
 from rpl.policy.loading import export_policy, load_policy
-from rpl.policy.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
-from rpl.policy.sharding import full_model
+from rpl.policy.weights.checkpoint_files import UNREADABLE, read_header, verify
+from rpl.policy.weights.lora import LoRAConfig, add_lora, check_frozen, frozen_sums
+from rpl.policy.weights.sharding import full_model
 
 
 def export_checkpoint(checkpoint: Path, out: Path, start_model: str | None = None) -> Path:

@@ -16,12 +16,12 @@ from typing import Any
 
 from rpl.core.errors import ConfigError
 from rpl.core.files import write_json
-from rpl.retrieval.config import LibraryConfig
 from rpl.retrieval.fetching.downloads import Downloader
 from rpl.retrieval.fetching.importing import LEAST_SIMILARITY, corpus_head, import_index
 from rpl.retrieval.fetching.plan import Wanted, announce, fetch_all, fetching, require_free, work_folder
 from rpl.retrieval.fetching.sources import HubDataset
 from rpl.retrieval.indexing.folder import is_index_folder, load_encoder
+from rpl.retrieval.library_config import LibraryConfig
 
 Say = Callable[[str], None]
 

@@ -15,7 +15,7 @@ from rpl.modules.base import PolicyModule
 from rpl.modules.batches.logprobs import score_tokens
 from rpl.modules.batches.micro_batches import MicroBatch, TrainingSequence
 from rpl.modules.losses import LossOutput
-from rpl.policy.sharding import clip_gradients, gradient_sync
+from rpl.policy.weights.sharding import clip_gradients, gradient_sync
 
 T = TypeVar("T")
 

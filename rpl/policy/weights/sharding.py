@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rpl.core.errors import CheckpointError, ConfigError
-from rpl.policy.lora import has_lora
-from rpl.policy.weights import policy_weights
+from rpl.policy.weights.lora import has_lora
+from rpl.policy.weights.merged import policy_weights
 
 
 def shard(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype | None = None) -> None:
