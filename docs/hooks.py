@@ -1,10 +1,12 @@
-"""Fills the generated tables of the documentation: `<!-- table: NAME -->` in a page becomes what the code says now.
+"""Fills the generated tables of the documentation, and writes its formulas as MathML, which needs no scripts.
 
-MkDocs calls `on_page_markdown`; `TABLES` names what there is.
+`<!-- table: NAME -->` in a page becomes what the code says now; `TABLES` names what there is. MkDocs calls the `on_`
+functions.
 """
 
 from __future__ import annotations
 
+import html
 import importlib
 import inspect
 import json
@@ -13,10 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from latex2mathml.converter import convert
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 MARK = re.compile(r"<!-- table: (\w+) -->")
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 ROOTS: dict[str, tuple[str, str, str]] = {
     "Reinforcement learning: `model` with `configs/rl.yaml`": ("model", "rpl.modules.grpo", "GRPOModule"),
@@ -192,7 +196,16 @@ def trainer_options() -> str:
     return "\n".join(["| option | allowed | otherwise |", "| --- | --- | --- |", *rows])
 
 
+def layers() -> str:
+    """The layers around a worker process."""
+    from rpl.executors.isolation.layers import ADVICE, LAYERS
+
+    rows = [f"| `{name}` | {escaped(text)} | {escaped(ADVICE.get(name, ''))} |" for name, text in LAYERS.items()]
+    return "\n".join(["| layer | what it does | where it does not hold |", "| --- | --- | --- |", *rows])
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "layers": layers,
     "budget": budget,
     "trainer_options": trainer_options,
     "configuration": configuration,
@@ -217,3 +230,10 @@ def filled(markdown: str) -> str:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by MkDocs for each page."""
     return filled(markdown)
+
+
+def on_page_content(page: str, /, **_: Any) -> str:
+    """Called by MkDocs for the HTML of each page."""
+    return FORMULA.sub(
+        lambda match: convert(html.unescape(match[3]).strip(), display="block" if match[2] == "[" else "inline"), page
+    )
