@@ -15,8 +15,9 @@ from rpl.cli.main import run
 from rpl.core.errors import ConfigError, DataError, DownloadError
 from rpl.core.files import write_jsonl
 from rpl.retrieval.dense.encoders import HashEncoder
-from rpl.retrieval.fetching import downloads, published
+from rpl.retrieval.fetching import downloads
 from rpl.retrieval.fetching import plan as fetch_plan
+from rpl.retrieval.fetching import published_corpora as published
 from rpl.retrieval.fetching.downloads import Downloader
 from rpl.retrieval.fetching.index_folders import fetch_index
 from rpl.retrieval.fetching.plan import work_folder
