@@ -13,7 +13,7 @@ WORKERS ?= auto
 .PHONY: help install quickstart test checks docs test-explore test-slow fuzz-protocol test-vllm bench-vllm bench-updates bench-rollouts bench-policy bench-executor bench-retrieval bench-scale clean
 
 help:
-	@echo "make quickstart  install into $(VENV), then run the whole schedule on the Atlas data (about half an hour on 2 cores)"
+	@echo "make quickstart  install into $(VENV), then run the whole schedule on the Atlas data (cut to 20 minutes)"
 	@echo "make test        ruff, mypy and the tests (about eight minutes on 2 cores, with the installation)"
 	@echo "make test-slow   the tests that take minutes each"
 	@echo "make test-explore  the tests with new random examples, a thousand a property"
