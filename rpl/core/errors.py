@@ -69,12 +69,6 @@ class ForbiddenConstruct(ProgramError):  # noqa: N818 - the name says what was f
     kind = "forbidden"
 
 
-class ProgramRuntimeError(ProgramError):
-    """The program raised while running (index out of range, wrong type, unknown name)."""
-
-    kind = "runtime"
-
-
 class PrimitiveError(ProgramError):
     """A primitive was called with bad arguments (unknown passage id, k out of range, empty query)."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rpl.core.answers import exact_match, token_f1
@@ -143,10 +143,3 @@ def score(rollout: Rollout, question: Question, weights: Mapping[str, float]) ->
     terms = {name: round(REWARD_TERMS[name](rollout, question), DECIMALS) for name in weights}
     total = round(sum(weight * terms[name] for name, weight in weights.items()), DECIMALS)
     return Reward(total + 0.0, terms)  # `+ 0.0` turns -0.0 into 0.0
-
-
-def score_all(
-    rollouts: Sequence[Rollout], questions: Mapping[str, Question], weights: Mapping[str, float]
-) -> list[Reward]:
-    """Scores rollouts against the questions with their ids."""
-    return [score(rollout, questions[rollout.question_id], weights) for rollout in rollouts]

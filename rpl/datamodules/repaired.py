@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -23,17 +23,8 @@ class RepairedDataModule(RPLDataModule):
         questions: `atlas`, `atlas-mini`, or the questions files that the repairs come from.
         max_per_question: Most examples a question, those with the fewest edits first; `None` keeps all.
         readings: Whether evidence that the harvest recorded to be read (`harvest.reading_program`) is trained on too.
-        val_questions: Files whose rows are all for validation, if they are apart.
-        test_questions: Files whose rows are all for testing, if they are apart.
-        test_split: `val` tests on the val (dev) rows; validation questions are then carved from train.
-        val_fraction: Share of train that is carved out for validation where there are no val rows; must be what the
-            repairs were harvested with.
-        batch_size: Examples a step and process.
-        eval_batch_size: Validation or test questions a batch and process.
-        num_train: Use the examples of the first so many training questions; `None` uses all.
-        num_val: Use the first so many validation questions.
-        num_test: Use the first so many test questions.
-        seed: Names the order of the examples.
+        **kwargs: Those of `RPLDataModule`; `val_fraction` must be what the repairs were harvested with, and `num_train`
+            takes the examples of the first so many training questions.
     """
 
     def __init__(
@@ -42,30 +33,9 @@ class RepairedDataModule(RPLDataModule):
         questions: str | list[str] = "atlas",
         max_per_question: int | None = 1,
         readings: bool = True,
-        val_questions: str | list[str] | None = None,
-        test_questions: str | list[str] | None = None,
-        test_split: Literal["test", "val"] = "test",
-        val_fraction: float = 0.1,
-        batch_size: int = 8,
-        eval_batch_size: int = 16,
-        num_train: int | None = None,
-        num_val: int | None = None,
-        num_test: int | None = None,
-        seed: int = 0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            questions=questions,
-            val_questions=val_questions,
-            test_questions=test_questions,
-            test_split=test_split,
-            val_fraction=val_fraction,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            seed=seed,
-        )
+        super().__init__(questions, **kwargs)
         if max_per_question is not None and max_per_question < 1:
             raise ConfigError(f"data.max_per_question must be at least 1, got {max_per_question}")
         self.repairs = [repairs] if isinstance(repairs, str) else list(repairs)

@@ -90,26 +90,22 @@ def rate_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Es
     return Estimate(rate, min(max(0.0, centre - half), rate), max(min(1.0, centre + half), rate), n)
 
 
-def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE, draws: int = DRAWS) -> Estimate:
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Returns the mean with a percentile-bootstrap interval (Efron 1979) over questions.
 
     Args:
         values: Finite numbers, one a question; none gives `NOTHING`.
         confidence: Coverage in (0, 1).
-        draws: Number of resamples.
     """
-    return mean_intervals([values], confidence, draws)[0]
+    return mean_intervals([values], confidence)[0]
 
 
-def mean_intervals(
-    columns: Sequence[Sequence[float]], confidence: float = CONFIDENCE, draws: int = DRAWS
-) -> list[Estimate]:
+def mean_intervals(columns: Sequence[Sequence[float]], confidence: float = CONFIDENCE) -> list[Estimate]:
     """Returns `mean_interval` of several columns over the same questions, resampled once for all of them.
 
     Args:
         columns: Equally long sequences, one a metric.
         confidence: Coverage in (0, 1).
-        draws: Number of resamples.
 
     Raises:
         ValueError: The columns differ in length.
@@ -118,7 +114,7 @@ def mean_intervals(
     if n == 0:
         return [NOTHING] * len(columns)
     table = np.asarray(columns, dtype=np.float64).T
-    lows, highs = _percentiles(bootstrap_means(table, draws), confidence)
+    lows, highs = _percentiles(bootstrap_means(table), confidence)
     # a constant column can differ from its resampled means in the last bit; the interval must hold the mean
     return [
         Estimate(float(mean), float(min(low, mean)), float(max(high, mean)), n)
@@ -126,15 +122,11 @@ def mean_intervals(
     ]
 
 
-def macro_mean_interval(
-    groups: Mapping[str, Sequence[float]], confidence: float = CONFIDENCE, draws: int = DRAWS
-) -> Estimate:
+def macro_mean_interval(groups: Mapping[str, Sequence[float]]) -> Estimate:
     """Returns the unweighted mean over groups (data sets), resampling questions within each group.
 
     Args:
         groups: Values by group; empty groups are left out.
-        confidence: Coverage in (0, 1).
-        draws: Number of resamples.
 
     >>> macro_mean_interval({"a": [1.0, 1.0, 1.0], "b": [0.0]}).mean
     0.5
@@ -143,33 +135,27 @@ def macro_mean_interval(
     if not filled:
         return NOTHING
     mean = float(np.mean([values.mean() for values in filled]))
-    resampled = [bootstrap_means(v[:, None], draws, SEED + i)[:, 0] for i, v in enumerate(filled)]
-    lows, highs = _percentiles(np.mean(resampled, axis=0)[:, None], confidence)
+    resampled = [bootstrap_means(v[:, None], seed=SEED + i)[:, 0] for i, v in enumerate(filled)]
+    lows, highs = _percentiles(np.mean(resampled, axis=0)[:, None], CONFIDENCE)
     n = sum(len(values) for values in filled)
     return Estimate(mean, min(float(lows[0]), mean), max(float(highs[0]), mean), n)
 
 
-def paired_difference(
-    a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE, draws: int = DRAWS
-) -> Estimate:
+def paired_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
     """Returns the mean of `a - b` over the same questions, with a percentile-bootstrap interval.
 
     Args:
         a: Scores of one system, one a question.
         b: Scores of the other, in the same order of questions.
-        confidence: Coverage in (0, 1).
-        draws: Number of resamples.
 
     Raises:
         ValueError: The two are not equally long.
     """
     _common_length(a, b)
-    return mean_interval([x - y for x, y in zip(a, b, strict=True)], confidence, draws)
+    return mean_interval([x - y for x, y in zip(a, b, strict=True)])
 
 
-def ratio_of_means(
-    a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE, draws: int = DRAWS
-) -> Estimate:
+def ratio_of_means(a: Sequence[float], b: Sequence[float]) -> Estimate:
     """Returns `mean(a) / mean(b)` over the same questions, resampling questions and keeping pairs together.
 
     A resample in which `b` has mean 0 has no ratio: it is counted as unboundedly large, and, where `a` is 0 too, as
@@ -178,8 +164,6 @@ def ratio_of_means(
     Args:
         a: Non-negative scores of one system, one a question.
         b: Non-negative scores of the other, in the same order of questions.
-        confidence: Coverage in (0, 1).
-        draws: Number of resamples.
 
     Raises:
         ValueError: The two are not equally long, a score is negative, or `b` is 0 on every question.
@@ -193,11 +177,11 @@ def ratio_of_means(
         raise ValueError("a ratio of means needs scores that are not negative")
     if n == 0 or table[:, 1].sum() == 0:
         raise ValueError("the ratio is undefined: the second system scores 0 on every question")
-    top, bottom = bootstrap_means(table, draws).T
+    top, bottom = bootstrap_means(table).T
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = top / bottom
     undefined = np.isnan(ratios)
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     # ranks instead of interpolation: between two infinities there is no number
     low = float(np.quantile(np.where(undefined, 0.0, ratios), tail, method="inverted_cdf"))
     high = float(np.quantile(np.where(undefined, np.inf, ratios), 1 - tail, method="inverted_cdf"))

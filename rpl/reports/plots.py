@@ -6,14 +6,13 @@ marker and line style, so that nothing is told by colour alone. Drawn with matpl
 
 from __future__ import annotations
 
-import io
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpl.core.files import replacing
 from rpl.evaluation.statistics import Estimate
 from rpl.reports.tables import metric_of, row_label
 
@@ -127,12 +126,8 @@ def frontier_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 def save_png(figure: Any, path: Path) -> None:
     """Writes a figure under a temporary name, then renames it into place."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(buffer.getvalue())
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        figure.savefig(file, format="png")
 
 
 def _moving_mean(values: Sequence[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rpl.sampling.sampler import Completion, Sampler, SamplingParams
 
@@ -13,7 +13,6 @@ def complete(
     seeds: Sequence[int],
     params: SamplingParams,
     batch_size: int,
-    progress: Callable[[int], None] | None = None,
 ) -> list[Completion]:
     """Continues each prompt by one completion.
 
@@ -23,7 +22,6 @@ def complete(
         seeds: One a prompt; a completion depends on its prompt, its seed and nothing else.
         params: Length and temperature.
         batch_size: Most prompts in flight; a finished one gives its place to the next.
-        progress: Told the number of completions that were just finished.
 
     Returns:
         One completion a prompt, in order.
@@ -36,10 +34,7 @@ def complete(
             while started < len(prompts) and started - len(done) < batch_size:
                 session.submit(session.add(*next(waiting)), params)  # rows are numbered from 0, like the prompts
                 started += 1
-            finished = session.advance()
-            for row, completion in finished:
+            for row, completion in session.advance():
                 done[row] = completion
                 session.drop(row)
-            if finished and progress is not None:
-                progress(len(finished))
     return [done[row] for row in range(len(prompts))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from rpl.core.errors import ConfigError, RPLError
-from rpl.core.files import append_jsonl, read_appended, write_jsonl
+from rpl.core.files import append_jsonl, read_appended, replacing, write_jsonl
 from rpl.core.progress import say
 from rpl.core.records import to_dict
 from rpl.modules.base import PolicyModule
@@ -273,11 +272,8 @@ class CollapseGuard(Callback):
         self._good = state
         if self.dirpath is None:
             return
-        file = self._file(module)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, file)
+        with replacing(self._file(module)) as file:
+            torch.save(state, file)
 
     def _restore(self, trainer: pl.Trainer, module: PolicyModule, good: dict[str, Any], reason: str) -> None:
         where = f"iteration {module.iteration - 1}, {self._strikes} in a row"

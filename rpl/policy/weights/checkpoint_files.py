@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import pickle
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from rpl.core.errors import CheckpointError
-from rpl.core.files import write_json
+from rpl.core.files import replacing, write_json
 
 META = "meta.pt"
 """Beside the shards: everything of a checkpoint that is neither weight nor optimizer state."""
@@ -30,18 +29,8 @@ UNREADABLE = (OSError, KeyError, RuntimeError, EOFError, ValueError, TypeError, 
 
 def save_file(checkpoint: dict[str, Any], path: Path) -> None:
     """Writes a checkpoint under a temporary name in the same folder, flushes it to disk and renames it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        torch.save(checkpoint, file)
 
 
 def file_digests(files: list[Path]) -> dict[str, str]:
