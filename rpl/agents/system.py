@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rpl.core.errors import ConfigError
 from rpl.core.records import Question, Rollout
 from rpl.retrieval.library.counting import CallCounts
 
@@ -35,3 +38,22 @@ class System(ABC):
         Returns:
             One rollout a question, in order. Where retrieval failed, the rollout carries the infrastructure error.
         """
+
+
+def agent_class(path: str) -> type[System]:
+    """Returns the class of an agent that YAML names.
+
+    Args:
+        path: Its dotted class path, in this package or in any other that can be imported.
+
+    Raises:
+        ConfigError: There is no such class, or it is no agent.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"eval.agents: there is no class {path!r} ({error})") from error
+    if not (inspect.isclass(found) and issubclass(found, System)):
+        raise ConfigError(f"eval.agents: {path} is no {System.__module__}.{System.__name__}")
+    return found

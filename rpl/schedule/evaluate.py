@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rpl.agents.baselines import Direct, FixedProgram, Policy
+from rpl.agents.system import System, agent_class
 from rpl.core.records import Question
 from rpl.environment.environment import Environment
 from rpl.environment.gold import check_gold
@@ -62,9 +63,8 @@ def evaluate_policies(
     shared: dict[str, Any] = {"settings": settings, "batch": config.batch_size, "allow_void": config.allow_void}
     batch = config.batch_size
 
-    def measure(system: Any, phase: str) -> EvalResult:
-        name = f"{system.name}-{phase}".replace(" ", "-").replace("=", "")
-        result = evaluate(system, questions, out=out / f"{name}.jsonl", phase=phase, **shared)
+    def measure(system: System, phase: str, file: str = "") -> EvalResult:
+        result = evaluate(system, questions, out=out / f"{file or system.name}-{phase}.jsonl", phase=phase, **shared)
         add_result(run_dir, result, coverage=coverage)
         return result
 
@@ -96,8 +96,17 @@ def evaluate_policies(
     for k, result in best.results.items():
         add_result(run_dir, result, best=k == best.k, coverage=coverage)
     final, baseline = results[-1], best.results[best.k]
+    others = []
+    for path in config.agents:
+        make: Any = agent_class(path)
+        agent = make(loaded.renderer, loaded.sampler, environment.executor, rollout, identity=identity)
+        others.append(measure(agent, last, make.__name__))
+    known = final.metrics()
     for metric in ("em", "f1", "all_gold", "printed_tokens"):
-        add_comparison(run_dir, compare(final, baseline, metric))
+        if not known[metric].n:
+            continue  # evidence cannot be compared on questions without gold
+        for result in (final, *others):
+            add_comparison(run_dir, compare(result, baseline, metric))
         for before, after in pairwise(results):
             add_comparison(run_dir, compare(after, before, metric))
-    return {"em": final.metrics()["em"].to_json(), "fixed_em": baseline.metrics()["em"].to_json(), "fixed_k": best.k}
+    return {"em": known["em"].to_json(), "fixed_em": baseline.metrics()["em"].to_json(), "fixed_k": best.k}

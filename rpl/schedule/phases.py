@@ -7,6 +7,7 @@ from typing import Literal
 
 from jsonargparse.typing import Path_fr
 
+from rpl.agents.system import agent_class
 from rpl.core.errors import ConfigError
 from rpl.repair.harvest import HarvestConfig
 
@@ -28,6 +29,9 @@ class EvalConfig:
     """Whether the start model also answers without retrieval."""
     after: tuple[str, ...] | None = None
     """Names of the `rl` and `sft` phases whose policies are measured; all of them by default."""
+    agents: tuple[str, ...] = ()
+    """Class paths of further agents to measure with the last policy's weights. Each is made as `Policy` is: of
+    renderer, sampler, executor, rollout settings, and `identity`."""
     batch_size: int = 64
     """Questions answered side by side."""
     allow_void: bool = False
@@ -36,6 +40,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         if not self.fixed_k or min(self.fixed_k) < 1:
             raise ConfigError(f"phases.eval.fixed_k must name at least one depth, all at least 1, got {self.fixed_k}")
+        for path in self.agents:
+            agent_class(path)  # says now, and not after hours of training, that it does not exist
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,7 @@ def estimates(
             found.append(costs.harvest(amount, phase.harvest.num_samples, controlled(phase, amount, whole) or 0))
         else:
             policies = trained if phase.eval.after is None else min(trained, len(phase.eval.after))
+            policies += len(phase.eval.agents)
             asked = amount + PILOT if schedule.budget_minutes is not None and amount > PILOT else amount
             found.append(costs.evaluation(asked, policies, phase.eval.fixed_k, phase.eval.direct))
     if amounts.dense:
