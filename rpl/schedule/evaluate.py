@@ -15,25 +15,18 @@ from rpl.environment.gold import check_gold
 from rpl.evaluation.protocol import best_k, compare, evaluate
 from rpl.evaluation.records import EvalResult
 from rpl.policy.bundle import check_primitives
-from rpl.policy.prompts import Style
 from rpl.reports.results import add_comparison, add_result
-from rpl.rollouts.requests import RolloutConfig
-from rpl.sampling.opening import OpenedPolicy, OpeningConfig, open_policy
-from rpl.schedule.phases import EvalConfig
+from rpl.sampling.opening import OpenedPolicy, open_policy
+from rpl.schedule.phases import EvalConfig, Schedule
 
 
 def evaluate_policies(
     run_dir: Path,
     out: Path,
     questions: Sequence[Question],
-    *,
-    start: str,
     policies: Mapping[str, Path],
     environment: Environment,
-    rollout: RolloutConfig,
-    style: Style | None,
-    thinking: bool | None,
-    opening: OpeningConfig,
+    schedule: Schedule,
     config: EvalConfig,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -46,13 +39,9 @@ def evaluate_policies(
         run_dir: The run folder.
         out: Folder for the records, one file a row; rows that are there already are not measured again.
         questions: The questions.
-        start: The model the schedule began with.
         policies: Name of each training phase and the policy it left, in order; at least one.
         environment: Where programs run.
-        rollout: Turn and token budgets.
-        style: Prompt style; `None` takes what each policy's folder says.
-        thinking: Whether text before a tag is allowed; `None` likewise.
-        opening: Device, precision and sampler.
+        schedule: How policies are opened and asked.
         config: What to measure.
         settings: What identifies the run, kept with every row.
 
@@ -69,16 +58,16 @@ def evaluate_policies(
         return result
 
     if config.direct:
-        loaded = open_policy(start, style, thinking, opening)
+        loaded = open_policy(schedule.policy, schedule.style, schedule.thinking, schedule.opening)
         measure(Direct(loaded.renderer, loaded.sampler, batch_size=batch, identity=loaded.identity), "start")
     results: list[EvalResult] = []
     last = list(policies)[-1]
     for phase, folder in policies.items():
-        loaded = open_policy(str(folder), style, thinking, opening)
+        loaded = open_policy(str(folder), schedule.style, schedule.thinking, schedule.opening)
         check_primitives(loaded.contract, environment.library.primitives, folder)
         environment.connect(loaded.renderer.count_tokens)
         identity = {**loaded.identity, **environment.identity}
-        policy = Policy(loaded.renderer, loaded.sampler, environment.executor, rollout, identity=identity)
+        policy = Policy(loaded.renderer, loaded.sampler, environment.executor, schedule.rollout, identity=identity)
         results.append(measure(policy, phase))
 
     def fixed(k: int, loaded: OpenedPolicy = loaded) -> FixedProgram:
@@ -87,7 +76,7 @@ def evaluate_policies(
             loaded.sampler,
             environment.executor,
             k=k,
-            max_new_tokens=rollout.max_new_tokens,
+            max_new_tokens=schedule.rollout.max_new_tokens,
             batch_size=batch,
             identity=identity,
         )
@@ -99,7 +88,7 @@ def evaluate_policies(
     others = []
     for path in config.agents:
         make: Any = agent_class(path)
-        agent = make(loaded.renderer, loaded.sampler, environment.executor, rollout, identity=identity)
+        agent = make(loaded.renderer, loaded.sampler, environment.executor, schedule.rollout, identity=identity)
         others.append(measure(agent, last, make.__name__))
     known = final.metrics()
     for metric in ("em", "f1", "all_gold", "printed_tokens"):

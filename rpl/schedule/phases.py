@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
-
-from jsonargparse.typing import Path_fr
+from pathlib import Path
+from typing import Any, Literal
 
 from rpl.agents.system import agent_class
 from rpl.core.errors import ConfigError
-from rpl.repair.harvest import HarvestConfig
+from rpl.environment.environment import EnvironmentConfig
+from rpl.policy.prompts import Style
+from rpl.repair.harvest_config import HarvestConfig
+from rpl.rollouts.requests import RolloutConfig
+from rpl.sampling.opening import OpeningConfig
+from rpl.schedule.folder import RunFolder
 
 Fragment = dict  # not dict[str, Any]: a parser that looks into it takes `class_path` for a class and fills in defaults
 """A part of a LightningCLI configuration, passed on as it stands."""
@@ -68,6 +72,34 @@ class PhaseConfig:
     """`eval`: split, baselines."""
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """Everything the phases share."""
+
+    run: RunFolder
+    policy: str
+    environment: EnvironmentConfig
+    rollout: RolloutConfig
+    style: Style | None
+    thinking: bool | None
+    opening: OpeningConfig
+    data: dict[str, Any]
+    trainer: dict[str, Any]
+    model: dict[str, Any]
+    configs: dict[str, list[Path]]
+    seed: int
+    budget_minutes: float | None = None
+
+    def settings(self, part: Literal["data", "trainer", "model"], phase: PhaseConfig) -> dict[str, Any]:
+        """Returns a phase's settings over those of all phases."""
+        return {**getattr(self, part), **getattr(phase, part)}
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What the user called the parts of the run, for every results row beside the digests that identify them."""
+        return {"policy": self.policy, "corpus": self.environment.library.corpus, "seed": self.seed}
+
+
 def name_phases(phases: list[PhaseConfig]) -> list[str]:
     """Returns the unique name of each phase.
 
@@ -86,6 +118,3 @@ def name_phases(phases: list[PhaseConfig]) -> list[str]:
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"phases: the name {name!r} must consist of letters, digits, - and _")
     return names
-
-
-__all__ = ["EvalConfig", "Path_fr", "PhaseConfig", "name_phases"]

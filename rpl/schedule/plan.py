@@ -22,11 +22,10 @@ from rpl.estimate.schedule import Costs, peak_bytes
 from rpl.estimate.shapes import NoEstimateError, PolicySize, size_of
 from rpl.estimate.training import GIB, Settings, Workload
 from rpl.schedule.budget import PILOT, Amounts, fit_budget, scaled
-from rpl.schedule.phases import PhaseConfig
+from rpl.schedule.phases import PhaseConfig, Schedule
 
 if TYPE_CHECKING:
     from rpl.datamodules.qa import QADataModule
-    from rpl.schedule.run import Schedule
 
 FILE = "plan.json"
 ATLAS_PASSAGES = {"atlas": 3000, "atlas-mini": 300}

@@ -8,17 +8,15 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import Path_fr
 
 from rpl.core.errors import ConfigError, RPLError
 from rpl.core.files import digest, write_text
 from rpl.core.progress import say
-from rpl.core.records import Question
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.environment.gold import check_gold
 from rpl.evaluation.protocol import questions_digest
@@ -28,43 +26,16 @@ from rpl.policy.prompts import Style
 from rpl.retrieval.engines import config_values
 from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import OpeningConfig
-from rpl.schedule.clock import Clock, Limit, affordable
+from rpl.schedule.clock import Clock, Limit
 from rpl.schedule.folder import RunFolder
 from rpl.schedule.inputs import begin, check_outputs, check_run, phase_inputs, phase_outputs
-from rpl.schedule.phases import Fragment, PhaseConfig, name_phases
+from rpl.schedule.phase_runs import run_phase
+from rpl.schedule.phases import Fragment, PhaseConfig, Schedule, name_phases
 from rpl.schedule.sampling_settings import configured_opening
 
 if TYPE_CHECKING:
     from rpl.datamodules.qa import QADataModule
     from rpl.schedule.plan import Plan
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Everything the phases share."""
-
-    run: RunFolder
-    policy: str
-    environment: EnvironmentConfig
-    rollout: RolloutConfig
-    style: Style | None
-    thinking: bool | None
-    opening: OpeningConfig
-    data: dict[str, Any]
-    trainer: dict[str, Any]
-    model: dict[str, Any]
-    configs: dict[str, list[Path]]
-    seed: int
-    budget_minutes: float | None = None
-
-    def settings(self, part: Literal["data", "trainer", "model"], phase: PhaseConfig) -> dict[str, Any]:
-        """Returns a phase's settings over those of all phases."""
-        return {**getattr(self, part), **getattr(phase, part)}
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """What the user called the parts of the run, for every results row beside the digests that identify them."""
-        return {"policy": self.policy, "corpus": self.environment.library.corpus, "seed": self.seed}
 
 
 def cycle(
@@ -205,7 +176,7 @@ def _run_all(
             say(f"phase {index + 1}/{len(phases)}: {name}")
             began = time.monotonic()
             limit = Limit(clock, name, schedule.budget_minutes, plan.seconds[index:])
-            outcome = _run_phase(schedule, phase, name, folder, current, policies, repairs, recorded, questions, limit)
+            outcome = run_phase(schedule, phase, name, folder, current, policies, repairs, recorded, questions, limit)
             outcome |= {"seconds": round(time.monotonic() - began, 1), "outputs": phase_outputs(folder)}
             run.finish(folder, outcome)
             gc.collect()
@@ -258,115 +229,6 @@ def _join(files: list[Path], out: Path) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     if not out.exists() or out.read_text(encoding="utf-8") != text:
         write_text(out, text)
-
-
-def _run_phase(
-    schedule: Schedule,
-    phase: PhaseConfig,
-    name: str,
-    folder: Path,
-    current: str,
-    policies: dict[str, Path],
-    repairs: list[Path],
-    recorded: str | None,
-    questions: QADataModule,
-    limit: Limit,
-) -> dict[str, Any]:
-    if phase.kind in ("rl", "sft"):
-        return _fit(schedule, phase, name, folder, current, repairs, limit)
-    with Environment(schedule.environment, progress=say) as environment:
-        if phase.kind == "harvest":
-            from rpl.repair.harvest import harvest
-            from rpl.reports.repairs import report_repairs
-            from rpl.sampling.opening import open_policy
-
-            train = questions.train_questions_used[: phase.num_questions]
-            out, run_rollouts = folder / "repairs.jsonl", schedule.run.path / "rollouts.jsonl"
-            summary = harvest(
-                train,
-                open_policy(current, schedule.style, schedule.thinking, schedule.opening),
-                environment,
-                phase.harvest,
-                out,
-                rollouts=run_rollouts if recorded is not None and run_rollouts.exists() else None,
-                phase=recorded,
-                model_name=os.path.relpath(current, schedule.run.path) if policies else current,
-                enough=limit.reached,
-            )
-            report_repairs(schedule.run.path, out)
-            return {"repairs": str(out.relative_to(schedule.run.path)), "summary": summary}
-        from rpl.schedule.evaluate import evaluate_policies
-
-        if not policies:
-            raise ConfigError(f"phases: {name!r} has nothing to evaluate; put an rl or sft phase before it")
-        wanted = phase.eval.after
-        unknown = sorted(set(wanted or ()) - set(policies))
-        if unknown and schedule.budget_minutes is None:
-            raise ConfigError(f"phases.eval.after names {unknown[0]!r}; the phases so far are {', '.join(policies)}")
-        measured = {n: p for n, p in policies.items() if wanted is None or n in wanted} or policies
-        pool = questions.splits.test if phase.eval.split == "test" else questions.splits.val
-        pool = pool[: phase.eval.num_questions]
-
-        def measure(run_dir: Path, out: Path, asked: Sequence[Question], names: dict[str, Any]) -> dict[str, Any]:
-            return evaluate_policies(
-                run_dir,
-                out,
-                asked,
-                start=schedule.policy,
-                policies=measured,
-                environment=environment,
-                rollout=schedule.rollout,
-                style=schedule.style,
-                thinking=schedule.thinking,
-                opening=schedule.opening,
-                config=phase.eval,
-                settings=names,
-            )
-
-        if limit.budget_s is None:
-            return measure(schedule.run.path, folder, pool, schedule.names)
-        pilot = folder / "pilot"
-        count = affordable(
-            folder / "questions.json",
-            len(pool),
-            limit,
-            lambda asked: measure(pilot, pilot, pool[:asked], schedule.names),
-        )
-        cut = {"evaluated": f"{count} of {len(pool)} planned questions, in a budget of {schedule.budget_minutes:g} min"}
-        return measure(schedule.run.path, folder, pool[:count], {**schedule.names, **cut})
-
-
-def _fit(
-    schedule: Schedule, phase: PhaseConfig, name: str, folder: Path, current: str, repairs: list[Path], limit: Limit
-) -> dict[str, Any]:
-    from rpl.schedule.fit import fit
-
-    data = schedule.settings("data", phase)
-    if phase.kind == "sft":
-        if not repairs and "repairs" not in data:
-            raise ConfigError(f"phases: {name!r} has nothing to learn from; put a harvest before it")
-        data.setdefault("repairs", [str(path) for path in repairs])
-    policy = fit(
-        folder,
-        run_dir=schedule.run.path,
-        phase=name,
-        configs=schedule.configs[phase.kind],
-        trainer={**schedule.settings("trainer", phase), **limit.trainer},
-        model={
-            "policy": schedule.policy,
-            "init_from": None if current == schedule.policy else current,
-            "prompt_style": schedule.style,
-            "environment": config_values(schedule.environment),
-            "rollout": asdict(schedule.rollout),
-            "seed": schedule.seed,
-            **schedule.model,
-            **phase.model,
-        },
-        data={"seed": schedule.seed, **data},
-        seed=schedule.seed,
-        checkpoint_every=phase.checkpoint_every,
-    )
-    return {"policy": str(policy.relative_to(schedule.run.path))}
 
 
 def _point(link: Path, target: Path) -> None:
