@@ -1,4 +1,4 @@
-"""How Atlas asks: several wordings of every relation. `{x}` is the entity, `{y}` what the relation adds."""
+"""The wordings of Atlas questions: several for every relation. `{x}` is the entity, `{y}` what the relation adds."""
 
 from __future__ import annotations
 

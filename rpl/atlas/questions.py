@@ -1,4 +1,4 @@
-"""Everything Atlas could ask: one candidate question a relation and entity, with answers and the exact gold set.
+"""All candidate questions of Atlas: one for each relation and entity, with its answers and exact gold passages.
 
 A candidate is dropped where its gold passages are not all in one split, where a city's name alone is ambiguous, or
 where two values are too close to be worth comparing.

@@ -1,4 +1,4 @@
-"""Files that are never half-written: atomic replacement, and JSON lines with errors by file and line."""
+"""Writes files by atomic replacement, and reads JSON lines with errors that name file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bars and lines on standard error for work that takes longer than a breath."""
+"""Progress bars and lines on standard error for work that takes more than a few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers as functions of what they are for, so that a resumed run draws what the uninterrupted one would."""
+"""Derives seeds from what they are used for, so that a resumed run draws the same numbers as an uninterrupted one."""
 
 from __future__ import annotations
 

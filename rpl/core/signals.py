@@ -1,4 +1,4 @@
-"""One owner of the signals that ask a process to end: SIGTERM, SIGINT (Ctrl-C) and SIGHUP.
+"""Handles the signals that ask a process to end (SIGTERM, SIGINT or Ctrl-C, SIGHUP) in one place.
 
 A signal raises `Stopped` in the main thread, except while a training run defers it: then it is a request, which the run
 grants where all of its processes can write a checkpoint together. No handler does more than that. A thread hears of a

@@ -1,4 +1,4 @@
-"""What documents, programs and policies wrote, as text that cannot command a terminal.
+"""Makes text from documents, programs and policies safe to print: it cannot control the terminal.
 
 An escape sequence in a document could move the cursor, rewrite what was shown before or set the window's title; a
 character that turns the direction of writing could make one text look like another.

@@ -1,4 +1,4 @@
-"""Rewards to advantages, by group. Pure functions; no rollout, model or logger is known here."""
+"""Turns the rewards of a group into advantages. Pure functions of numbers."""
 
 from __future__ import annotations
 

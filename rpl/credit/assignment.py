@@ -1,4 +1,4 @@
-"""Credit of an iteration's rollouts: each gets its reward, and its advantage over the others of its group."""
+"""Assigns credit: each rollout of an iteration gets its reward and its advantage over the others of its group."""
 
 from __future__ import annotations
 

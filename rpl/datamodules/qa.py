@@ -1,4 +1,4 @@
-"""Questions to learn from by trial: the data of reinforcement learning and of evaluation."""
+"""The questions of reinforcement learning and of evaluation, as a data module."""
 
 from __future__ import annotations
 

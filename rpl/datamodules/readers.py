@@ -1,4 +1,4 @@
-"""From question files to train, val and test, with every way of mixing them refused.
+"""Reads question files into train, val and test splits, and refuses splits that share a question.
 
 `split` names where a row comes from (`train`; `val`, `dev` or `validation`; `test`; none means train). A field `fold`
 (`train` or `test`), where a row has one, decides alone: rows of fold test are never trained on, and official dev rows

@@ -1,4 +1,4 @@
-"""A library with an executor on it: what modules, harvests, evaluations and the command line run programs in."""
+"""The environment: a library and the executor that runs programs on it, opened when they are first needed."""
 
 from __future__ import annotations
 

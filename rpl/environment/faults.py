@@ -1,4 +1,4 @@
-"""The one policy on faults of infrastructure: what is tried again, when a run waits, and when it stops.
+"""Decides what happens when infrastructure fails: which programs are run again, when a run waits, when it stops.
 
 1. Before the first program, every primitive is asked for what it must find. Where that fails, nothing is run.
 2. A program that retrieval or the sandbox failed is run again: at once the first time, and after that when retrieval

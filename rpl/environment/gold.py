@@ -1,4 +1,4 @@
-"""Before a run begins: can its questions be answered from its corpus at all?"""
+"""Checks before a run begins how many of its questions can be answered from its corpus."""
 
 from __future__ import annotations
 

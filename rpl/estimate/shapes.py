@@ -1,4 +1,4 @@
-"""What estimates need to know of a policy, read from its configuration without loading weights."""
+"""The size and shape of a policy for estimates, read from its configuration without loading weights."""
 
 from __future__ import annotations
 

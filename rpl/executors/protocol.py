@@ -1,4 +1,4 @@
-"""The wire between the executor and its workers: one JSON object a line, nothing is ever unpickled.
+"""The protocol between the executor and its workers: one JSON object a line, and no pickle.
 
 Parent to worker: `start` (limits), `job` (source and question, nothing else), `reply` (passages or an error).
 Worker to parent: `ready` (which layers hold), `call` (a primitive the parent has to serve), `done` (error, fuel).

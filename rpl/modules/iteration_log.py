@@ -1,4 +1,4 @@
-"""What an iteration of GRPO logs, as pure functions: sums that add up over ranks, then means and rates of them."""
+"""The values that an iteration of GRPO logs: sums that add up over ranks, then the means and rates made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When one of several processes fails, all of them end, within seconds and with the cause on rank 0's standard error.
+"""Ends all processes of a run within seconds when one fails; rank 0 writes the cause to standard error.
 
 A process that waits in a collective for one that is gone would wait until the collective's time limit, half an hour by
 default. So every process has a thread that looks for failures that others report. Processes that agree on a failure

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on transcripts: the policy's parts are trained, the environment's are not."""
+"""Supervised fine-tuning on transcripts: the loss is on the policy's tokens, and observations are masked."""
 
 from __future__ import annotations
 

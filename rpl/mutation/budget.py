@@ -1,4 +1,4 @@
-"""What a question costs: executions and retrieval calls, counted alike for the repair and for its control."""
+"""Counts the executions and retrieval calls of a question, in the same way for the repair and for its control."""
 
 from __future__ import annotations
 

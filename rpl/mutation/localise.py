@@ -1,4 +1,4 @@
-"""Where a program lost its evidence, read off the calls of its trace.
+"""Finds the step at which a program lost its evidence, from the calls on its trace.
 
 The class says which edits can help at all: no print edit finds a passage that was never fetched, and no query edit
 helps a passage that was fetched and dropped. Reads gold ids, hence train time only. Pure: executes nothing.

@@ -1,4 +1,4 @@
-"""The train-time verifier: the one reader of gold ids and answers in the repair loop.
+"""The verifier of repairs: the only part of the repair loop that reads gold ids and answers.
 
 A program counts as a repair when it ran to its end, put every gold passage into the context within the token budget,
 and does not itself contain what it should have found: an answer or a gold id may stand in a program only where the

@@ -1,4 +1,4 @@
-"""Does better evidence give better answers? The same answerer reads what different programs printed.
+"""Measures the benefit of repairs: one fixed answerer reads what different programs printed.
 
 Evidence is worth only what it does to the answer, so a repair is judged by a *fixed* answerer (the policy that the
 failures were harvested from, greedy) that sees each arm's observation under one and the same stand-in program and

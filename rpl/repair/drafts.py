@@ -1,4 +1,4 @@
-"""Programs that the policy writes in one turn: where failures come from, and what the control spends its budget on."""
+"""Samples programs from the policy, one turn each: for failures to repair, and for the control."""
 
 from __future__ import annotations
 

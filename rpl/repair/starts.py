@@ -1,4 +1,4 @@
-"""Where repair starts: the best failed program that the policy wrote for a question, recorded or drawn anew."""
+"""Chooses the program that repair starts from: the best failed one for a question, recorded or sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws one completion a prompt: for whoever needs no programs in between."""
+"""Draws one completion for each prompt, where no programs run in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sessions of all samplers do alike: keep transcripts, and decide where a completion ends."""
+"""The part that all samplers' sessions share: they keep transcripts and decide where a completion ends."""
 
 from __future__ import annotations
 

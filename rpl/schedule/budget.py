@@ -1,4 +1,4 @@
-"""How a schedule is cut to a budget of time: a pure rule, and the share of what is left that each phase gets.
+"""The rule that cuts a schedule to a budget of time, and each phase's share of the time that is left.
 
 The rule has one number, the *scale* between 0 and 1. Every amount is a fraction of what the schedule asks for, linear
 between these marks; `LEAST` bounds it from below where the schedule asks for as much:

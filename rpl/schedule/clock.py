@@ -1,4 +1,4 @@
-"""The time that a run folder has cost so far, over all processes that worked in it, and what a phase may take of it."""
+"""Counts the time spent in a run folder over all sessions, and limits each phase to its share of the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder: whose it is, what is finished in it, and that nobody else writes to it."""
+"""The run folder: its configuration, its lock, and the record of finished phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run and each of its phases were made from, by content: a phase is done again when that has changed.
+"""Records digests of the inputs of a run and of each phase; a phase is done again when its inputs have changed.
 
 A run folder has `identity.json`, the digests of what all phases share. Each phase folder has `inputs.json`, written
 when the phase begins, and the digests of what it left in its `done.json`. So a phase whose folder was deleted is done

@@ -1,4 +1,4 @@
-"""What a run of a schedule will do and cost on this machine: measured, cut to the budget, written down, and printed.
+"""Plans a schedule: measures the machine, cuts the schedule to the budget, records the plan and prints it.
 
 The plan is made once and kept in the run folder (`plan.json`), so that a run that is resumed, perhaps on another
 machine, goes on with the same amounts and the same number format.

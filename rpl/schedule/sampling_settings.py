@@ -1,4 +1,4 @@
-"""How harvest and evaluation of a schedule sample: as its training is configured to."""
+"""Device, precision and sampler of a schedule's harvest and evaluation, taken from its training."""
 
 from __future__ import annotations
 

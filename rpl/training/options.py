@@ -1,4 +1,4 @@
-"""What of Lightning's options RPL's loop honours: everything else is refused by name before anything is loaded."""
+"""The options of Lightning that RPL's loop honours; others are refused by name before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going on with an interrupted run: checkpoints say whose they are, and a validation that was due is made up for."""
+"""Resuming: checkpoints name their module and start model and are checked, and a validation that was due is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of what training changes, for going back to: trained weights and optimizer state of this rank."""
+"""Copies the trained weights and the optimizer state of this rank, so that training can go back to them."""
 
 from __future__ import annotations
 

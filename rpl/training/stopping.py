@@ -1,4 +1,4 @@
-"""A training run that a signal asks to end does so between two iterations, with a checkpoint by all processes."""
+"""Ends a training run that a signal asked to end: between two iterations, with a checkpoint by all processes."""
 
 from __future__ import annotations
 

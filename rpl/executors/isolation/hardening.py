@@ -1,4 +1,4 @@
-"""What a worker process gives up before it runs its first program.
+"""Hardens a worker process before its first program: limits, privileges, open files, audit hook.
 
 Each layer of `layers.LAYERS` is put up by a step here and looked at afterwards; one that cannot be had is reported with
 the reason and does not keep the others from being put up. Standard library only: the worker imports this file.

@@ -1,4 +1,4 @@
-"""Landlock: no file may be opened, no TCP port used, no process outside signalled, without any privilege needed.
+"""Landlock: forbids a worker to open files, use TCP ports and signal other processes; needs no privilege.
 
 A ruleset that handles every access right and grants none. Linux 5.13 and newer; TCP from 6.7, signals and abstract
 sockets from 6.12. See https://docs.kernel.org/userspace-api/landlock.html. Standard library only: the worker imports

@@ -1,4 +1,4 @@
-"""Threads that each see one task through, and are left behind when it hangs in code that nothing can stop.
+"""A pool of threads that gives up a thread whose task hangs in code that cannot be interrupted.
 
 A call into a retrieval backend may never return, and Python cannot end a thread. So the thread that waits for the
 results watches the tasks: one that is overdue is settled without its thread, which ends by itself should the call ever

@@ -1,4 +1,4 @@
-"""What to do instead, for runtime errors that models make often: appended to Python's own message.
+"""Hints for runtime errors that models make often, appended to Python's own message.
 
 Standard library only: the worker imports this file.
 """

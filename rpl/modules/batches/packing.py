@@ -1,4 +1,4 @@
-"""Packs sequences without padding, and what several of them begin with only once.
+"""Packs sequences without padding; a beginning that several of them share is stored once.
 
 The rollouts of a group start with the same prompt, often go on with the same program and see the same result. All that
 is computed once, as a tree: each *segment* of tokens attends to the segments before it and to itself. What comes after

@@ -1,4 +1,4 @@
-"""What sorted sequences begin with in common: a radix tree without its short edges, and its size without the tree.
+"""Finds the common beginnings of sorted sequences: a radix tree without short edges, and its size without the tree.
 
 An edge is a run of tokens that the same sequences have in common. A short one is not worth a place of its own: its
 tokens stay with each of the edges that follow it.

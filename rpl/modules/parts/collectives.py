@@ -1,4 +1,4 @@
-"""Numbers and records over all processes of a run; with one process everything stays as it is."""
+"""Sums and gathers numbers and records over all processes of a run; does nothing where there is only one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Iterations in which nothing can be learnt: counted, said, and a reason to stop where the user wants that."""
+"""Counts iterations in which nothing can be learnt, reports them, and ends the run if the user asked for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences to micro-batches, as many on every rank, packed where the model gives the same numbers so."""
+"""Splits sequences into micro-batches, equally many on every rank; packs them if the model allows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The print budget of a program, from the side of the corpus: a passage above it can never be read."""
+"""Finds passages that are longer than the print budget of a program, so that no program can print them."""
 
 from __future__ import annotations
 

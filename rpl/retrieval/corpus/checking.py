@@ -1,4 +1,4 @@
-"""What a user's own corpus and questions hold, and what is wrong with them: all of it in one reading.
+"""Checks a user's corpus and questions, and reports every fault and every oddity in one reading.
 
 Passages are not kept, so that a corpus of any size can be checked.
 """

@@ -1,4 +1,4 @@
-"""How much of what questions count as gold the passages of a library can answer."""
+"""Counts how many questions have all their gold passages in a library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What known encoders want to be given, and how their token vectors become one; from their model cards."""
+"""Prefixes and pooling of well-known encoders, from their model cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense search: encode the query, ask a vector index, and put what it finds in an order that nothing else decides."""
+"""Dense search: encodes the query, asks a vector index, and puts the results in a deterministic order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in numbered pieces that processes share: each piece is done once, and what a killed process had is done again.
+"""Shares numbered pieces of work among processes: each is done once; a killed process's piece is done again.
 
 One file holds a byte a piece, 1 when it is done. Who works on a piece holds the lock of its byte, which the system
 frees when the process ends, however it ends. Locks belong to processes, not to threads.

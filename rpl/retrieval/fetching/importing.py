@@ -1,4 +1,4 @@
-"""Indexes from vectors that another program computed: their rows become the embeddings of an index of ours.
+"""Makes an index folder from vectors that another program computed.
 
 Nothing says that a file of vectors belongs to a corpus and an encoder, so a sample of passages is encoded and compared
 before the first row is taken. An index built over vectors of something else would answer, always, and be wrong.

@@ -1,4 +1,4 @@
-"""Index folders of ours that somebody serves: `manifest.json` names every file with its size and SHA-256."""
+"""Fetches index folders that are served over HTTP; `manifest.json` names every file with its size and SHA-256."""
 
 from __future__ import annotations
 

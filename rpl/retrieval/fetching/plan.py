@@ -1,4 +1,4 @@
-"""What a download will take, said before it starts; refused where it does not fit; then done under one bar."""
+"""Plans a download: says what it will take, refuses what does not fit, and then fetches under one progress bar."""
 
 from __future__ import annotations
 

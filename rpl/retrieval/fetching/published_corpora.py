@@ -1,4 +1,4 @@
-"""Published corpora and vectors: where they lie, and how they become corpora and indexes of ours.
+"""Published corpora and vectors: where they are, and how they are turned into RPL's corpora and indexes.
 
 `wiki18` is the corpus of Search-R1 and FlashRAG: the English Wikipedia of December 2018 in passages of 100 words
 (Karpukhin et al., 2020), in the form `{"id", "contents"}`. `wiki18-e5` is its flat index by E5 (Wang et al., 2022) that

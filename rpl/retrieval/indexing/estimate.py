@@ -1,4 +1,4 @@
-"""What an index will cost, by part, said before it is built; and the refusal where disk or memory would not do."""
+"""Estimates what each part of an index will cost, and refuses a build for which disk or memory do not suffice."""
 
 from __future__ import annotations
 

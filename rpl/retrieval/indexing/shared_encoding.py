@@ -1,4 +1,4 @@
-"""Encoding one corpus with several processes, one a GPU: the build of an index invites, and others join it.
+"""Shares the encoding of one corpus among several processes, one on each GPU.
 
 The work folder of the build holds the settings of the encoder; corpus, embeddings and the state of their shards are in
 it as well. Every process takes shards that nobody has taken, so that it does not matter how many there are, when they

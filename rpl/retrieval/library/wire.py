@@ -1,4 +1,4 @@
-"""What goes over the wire, and the checks on what comes back.
+"""The JSON of a retrieval server's requests and replies, and the checks on replies.
 
 `POST /call` takes `{"calls": [{"name": "bm25", "args": {"query": "…", "k": 3}}, …]}` and answers::
 

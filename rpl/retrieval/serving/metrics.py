@@ -1,4 +1,4 @@
-"""What a service counts, in Prometheus' form."""
+"""The metrics of a retrieval server, in Prometheus' format."""
 
 from __future__ import annotations
 

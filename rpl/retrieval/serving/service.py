@@ -1,4 +1,4 @@
-"""A library with a door that only so many may pass at a time: what the HTTP application runs.
+"""The service behind the HTTP application: a library with bounds on concurrent and waiting requests.
 
 A request is worked on by one of `threads` threads, or waits its turn in a queue of bounded length, or is sent away. A
 request that took too long frees its caller but not its place: work that hangs fills the service up, and it says so,

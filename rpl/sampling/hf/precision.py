@@ -1,4 +1,4 @@
-"""How the sampler runs a model that is also trained: no gradients, own precision and attention, all put back."""
+"""Runs a model that is also trained for sampling: without gradients, in another precision, and restores it."""
 
 from __future__ import annotations
 

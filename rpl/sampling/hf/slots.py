@@ -1,4 +1,4 @@
-"""Which transcript is in which slot of the cache, and how much of a new one is already in some slot.
+"""Assigns transcripts to slots of the cache, and finds how much of a new one is in a slot already.
 
 Transcripts of a group begin with the same prompt and often go on with the same program and the same observation. What
 one of them has in the cache, the others take over by copying instead of running it again. A slot keeps its contents

@@ -1,4 +1,4 @@
-"""What a vLLM engine has to do for the sampler, be it in this process or behind a server."""
+"""The interface of a vLLM engine, in this process or behind a server."""
 
 from __future__ import annotations
 

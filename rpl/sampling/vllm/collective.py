@@ -1,4 +1,4 @@
-"""What the processes of a distributed run tell one another while they sample."""
+"""Collective operations of the vLLM sampler in a distributed run."""
 
 from __future__ import annotations
 

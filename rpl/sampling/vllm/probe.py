@@ -1,4 +1,4 @@
-"""Compares what an engine and the trained model say about the same text: one number for a whole copy of weights."""
+"""Checks a copy of the weights: compares log-probabilities of the engine and the trained model on the same text."""
 
 from __future__ import annotations
 
