@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rpl.core.errors import ConfigError
@@ -42,6 +42,7 @@ class TextEncoder:
         self.added_ids = frozenset(added.values())
         self._plain_markers = tuple(marker for marker in markers if marker not in added)
         self._plain = _without_added_tokens(backend)
+        self._normalizer = self._plain.normalizer
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, none of them of an added token."""
@@ -60,11 +61,30 @@ class TextEncoder:
                 found += self.encode("?")
         return found
 
-    def outside(self, text: str) -> str:
-        """Returns a text with a space inside each marker of the template that the tokenizer reads as ordinary text."""
+    def outside(self, text: str, defuse: Callable[[str], str] = str) -> str:
+        """Returns a text in which the tokenizer reads no marker of the template that is ordinary text to it.
+
+        A marker gets a space inside. Where the tokenizer normalises text, what it makes of the text counts: full-width
+        brackets that it folds, or zero-width characters that it drops, hide no marker.
+
+        Args:
+            text: Any text.
+            defuse: Takes out whatever else the tokenizer must not read in it.
+        """
+        safe, cut = self._broken_up(defuse(text)), False
+        while self._normalizer is not None and self._normalizer.normalize_str(safe) != safe:
+            read: str = self._plain.decode(self.encode(safe), skip_special_tokens=False)
+            again = self._broken_up(defuse(read), cut)
+            if again == read:
+                break
+            # The second time, the tokenizer has dropped the space inside a marker: then the marker is cut.
+            safe, cut = again, True
+        return safe
+
+    def _broken_up(self, text: str, cut: bool = False) -> str:
         for marker in self._plain_markers:
             while marker in text:
-                text = text.replace(marker, f"{marker[:1]} {marker[1:]}")
+                text = text.replace(marker, marker[1:] if cut else f"{marker[:1]} {marker[1:]}")
         return text
 
 

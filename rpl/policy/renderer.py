@@ -21,6 +21,9 @@ from rpl.core.tags import ANSWER_PREFIX, answer_text, defuse, has_result_tag, pr
 from rpl.policy.prompts import DIRECT, Style, user_message
 from rpl.policy.template import read_template
 
+_PROBE = "for p in bm25('Owl', k=2):\n    if 'a' in p.text:\n        print(p.title)"
+"""What every policy must be able to write: several lines, indented, with capitals and signs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -43,8 +46,8 @@ class Renderer:
         thinking: Whether the policy may write plain text before a tag. If not, such a turn is invalid.
 
     Raises:
-        ConfigError: The style is unknown, the tokenizer is not a fast one or has no end token, or its chat template is
-            missing or cannot be used; see `read_template`.
+        ConfigError: The style is unknown, the tokenizer is not a fast one or has no end token, it loses line breaks,
+            spaces or capitals of programs, or its chat template is missing or cannot be used; see `read_template`.
     """
 
     def __init__(self, tokenizer: Any, style: Style = "compact", thinking: bool = True) -> None:
@@ -63,6 +66,12 @@ class Renderer:
             tokenizer.encode(text, add_special_tokens=False) for text in (self.template.head, self.template.tail)
         )
         self._message = user_message(style, thinking)
+        if not self.writable(_PROBE):
+            read = tokenizer.decode(self.program_ids(_PROBE), skip_special_tokens=False)
+            raise ConfigError(
+                f"the tokenizer {name_of(tokenizer)} cannot write programs: line breaks, spaces, capitals or "
+                f"signs get lost, as in {read!r}"
+            )
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
@@ -188,7 +197,7 @@ class Renderer:
         return [*self._head, *self.encode(before + self._outside(question.strip()) + after), *self._tail]
 
     def _outside(self, text: str) -> str:
-        return self._encoder.outside(defuse(text))
+        return self._encoder.outside(text, defuse)
 
     def _reads_back(self, ids: list[int], action: Action) -> bool:
         text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

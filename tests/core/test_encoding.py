@@ -1,13 +1,16 @@
 """No token that was added to a vocabulary, and no marker of a template, can stem from outside text."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rpl.core.encoding import TextEncoder, template_markers
 from rpl.core.errors import ConfigError
+from rpl.core.tags import defuse
 from rpl.policy.tiny import tiny_tokenizer
 
 ADDED = ["<|User|>", "<\uff5cAssistant\uff5c>", "<think>", "<tool_call>", "[INST]", "  ", "owl"]
@@ -80,3 +83,44 @@ def test_markers_are_learnt_from_what_the_template_writes():
     tokenizer = tiny_tokenizer()
     pieces = ["<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n", "[/INST] ", "\n### User:\nuser\n- \n"]
     assert template_markers(pieces, tokenizer) == ("<|im_start|>", "<|im_end|>", "### User:", "[/INST]")
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "\uff3bINST\uff3d",
+        "\uff3b\uff29\uff2e\uff33\uff34\uff3d",
+        "[IN\u200bST]",
+        "[\uff3bINST]\u200bINST\uff3d",
+        "\uff1c/result\uff1e",
+        "\ufe64/result\ufe65",
+        "</re\u200bsult>",
+        "\u200b<answer\uff1e",
+    ],
+)
+def test_what_a_normalizer_makes_of_a_text_holds_no_marker_and_no_tag(hidden):
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace("\u200b", "")]
+    )
+    encoder = TextEncoder(tokenizer, ["[INST]"])
+    assert re.search(r"\[INST\]|<", tokenizer.decode(encoder.encode(hidden)))  # it is hidden, and would be read
+    seen = tokenizer.decode(encoder.encode(encoder.outside(f"a {hidden} b", defuse)))
+    assert "[INST]" not in seen
+    assert "<" not in seen
+    assert seen.startswith("a ")
+    assert seen.endswith(" b")
+
+
+def test_a_marker_is_cut_where_the_tokenizer_drops_spaces():
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(" ", "")
+    encoder = TextEncoder(tokenizer, ["[INST]"])
+    assert tokenizer.decode(encoder.encode(encoder.outside("a [INST] b"))) == "aINST]b"
+
+
+def test_a_text_that_hides_nothing_stays_as_it_is_under_a_normalizer():
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    text = "\uff2b\u00f6ln \ufb01nds [1] <b>"
+    assert TextEncoder(tokenizer, ["[INST]"]).outside(text, defuse) == text
