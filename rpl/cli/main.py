@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import shlex
@@ -35,6 +36,9 @@ COMMANDS = {
     "report": "write the report of a run folder again",
     "doctor": "say what works on this machine and what to do about the rest",
 }
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What the system says when a disk, or the user's part of it, is full."""
 
 
 def _usage() -> str:
@@ -121,6 +125,12 @@ def _run_with_errors(args: Sequence[str]) -> Any:
         if signals.requested() is not None:
             raise
         sys.stderr.write(f"rpl: {type(error).__name__}: {visible(str(error))}\n")
+        raise SystemExit(1) from error
+    except OSError as error:
+        if signals.requested() is not None or error.errno not in NO_ROOM:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"rpl: {where}cannot be written: {error.strerror}\n")
         raise SystemExit(1) from error
 
 

@@ -33,6 +33,16 @@ def nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
+def unwritable(error: BaseException) -> str:
+    """The system's reason why something could not be written, as far back as it is known."""
+    reason: BaseException | None = error
+    while reason is not None:
+        if isinstance(reason, OSError) and reason.strerror:
+            return reason.strerror
+        reason = reason.__cause__ or reason.__context__
+    return " ".join(str(error).split())[:200]
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a file under a temporary name in the same folder, then renames it into place."""
     write_bytes(path, text.encode("utf-8"))

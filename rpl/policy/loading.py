@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from rpl.core.errors import CheckpointError, ConfigError
-from rpl.core.files import cache_dir
+from rpl.core.files import cache_dir, unwritable
 from rpl.core.machine import use_threads_for
 from rpl.policy import smollm2, tiny
 from rpl.policy.limits import check_vocabulary
@@ -157,6 +159,9 @@ def export_policy(model: Any, tokenizer: Any, out: Path, extra: Mapping[str, str
 
     Returns:
         `out`.
+
+    Raises:
+        CheckpointError: It cannot be written, as where the disk is full. An earlier folder of this name is as it was.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
@@ -167,6 +172,8 @@ def export_policy(model: Any, tokenizer: Any, out: Path, extra: Mapping[str, str
             (temporary / name).write_text(text, encoding="utf-8")
         os.chmod(temporary, 0o755)
         put_folder(temporary, out)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{out}: the model folder cannot be written: {unwritable(error)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from rpl.core.errors import ConfigError, RPLError
@@ -122,6 +123,34 @@ class ExportPolicy(Callback):
         """Exports the policy."""
         folder = Path(self.dirpath) if self.dirpath else _log_dir(trainer) / "policy"
         _policy(pl_module).export_policy(folder)
+
+
+class TimedCheckpoint(ModelCheckpoint):
+    """Writes a checkpoint every so many minutes and keeps the newest, so that a run that is killed loses no more."""
+
+    def __init__(self, minutes: float = 10.0, dirpath: str | None = None) -> None:
+        """Sets the rhythm.
+
+        Args:
+            minutes: Time between two checkpoints; they are written at the end of an iteration.
+            dirpath: Folder of the checkpoints; by default `checkpoints` in the log folder.
+
+        Raises:
+            ConfigError: The time is not positive.
+        """
+        if not minutes > 0:
+            raise ConfigError(f"TimedCheckpoint.minutes must be positive, got {minutes}")
+        super().__init__(dirpath=dirpath, filename="{step}", train_time_interval=timedelta(minutes=minutes))
+        self._interval_s = 60.0 * minutes
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        """Writes one when it is time; Lightning's own class never looks at the clock where modules make the steps."""
+        assert self._last_time_checked is not None
+        now = time.monotonic()
+        due = trainer.strategy.broadcast(now - self._last_time_checked >= self._interval_s)
+        if due and not self._should_skip_saving_checkpoint(trainer):
+            self._last_time_checked = now
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
 
 class CollapseGuard(Callback):

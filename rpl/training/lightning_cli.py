@@ -6,6 +6,7 @@ import difflib
 import logging
 import re
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ import rpl.datamodules.repaired
 import rpl.modules.grpo
 import rpl.modules.sft  # noqa: F401 - imported so that short class names resolve
 from rpl.core import signals
-from rpl.core.errors import CheckpointError, ConfigError
+from rpl.core.errors import CheckpointError, ConfigError, MissingDependencyError, RPLError
 from rpl.core.progress import say
 from rpl.datamodules.base import RPLDataModule
 from rpl.modules.base import PolicyModule
@@ -57,15 +58,33 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Writes one line and ends with status 2."""
         parser: Any = getattr(ex, "subcommand_parser", None) or self
-        text = " ".join(message.split())
+        text = readable(" ".join(message.split()))
         options = [option for action in parser._actions for option in action.option_strings]
-        for wrong in re.findall(r"--[\w.]+", text):
-            if wrong not in options and (near := nearest(wrong, options)):
+        for dashes, wrong in re.findall(r"(--|[Oo]ption ')([\w.]+)", text):
+            if f"--{wrong}" not in options and (near := nearest(f"--{wrong}", options)):
+                near = near if dashes == "--" else near.removeprefix("--")
                 text += f"; did you mean {near}?"
                 break
         prog = parser.prog.replace(" [options]", "")
         sys.stderr.write(f"rpl: error: {text} (`{prog} --help` shows all options)\n")
         raise SystemExit(2)
+
+
+def readable(message: str) -> str:
+    """Says in few words what the parser says of a value that is none of several types.
+
+    >>> readable("Does not validate against any of the Union subtypes Subtypes: [<class 'bool'>, <class 'NoneType'>] "
+    ...          "Errors: - Expected a <class 'bool'> Given value type: <class 'str'> Given value: often")
+    "must be bool or null, got 'often'"
+    """
+    pattern = (
+        r"(?:- )?Does not validate against any of the Union subtypes Subtypes: \[(.*?)\] Errors: .*Given value: (.*)"
+    )
+    if not (found := re.search(pattern, message)):
+        return message
+    names = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", found[1]).replace("NoneType", "null")
+    names = re.sub(r"(?:\w+\.)+(?=\w)", "", re.sub(r"typing\.Literal\[(.*?)\]", r"\1", names))
+    return f"{message[: found.start()]}must be {' or '.join(names.split(', '))}, got {found[2]!r}"
 
 
 def nearest(name: str, names: list[str]) -> str | None:
@@ -125,19 +144,20 @@ class RPLCLI(LightningCLI):
         config = self.config[self.subcommand] if self.subcommand else self.config
         check_options(config.as_dict(), self.subcommand)
 
-    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Builds the trainer, and what goes with every run: safe stops, checked checkpoints, the policy's folder.
+    def instantiate_classes(self) -> None:
+        """Builds what YAML and flags name, with the reasons of Lightning and torch as one line each."""
+        try:
+            super().instantiate_classes()
+        except Exception as error:
+            _reword(error)
+            raise
 
-        Raises:
-            ConfigError: Lightning refuses an option.
-        """
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Builds the trainer, and what goes with every run: safe stops, checked checkpoints, the policy's folder."""
         settings = self._get(self.config_init, "trainer", default={})
         if settings.get("enable_progress_bar") is False and settings.get("callbacks"):  # base.yaml has a bar
             settings["callbacks"] = [c for c in settings["callbacks"] if not isinstance(c, ProgressBar)]
-        try:
-            trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError, RuntimeError) as error:
-            raise ConfigError(f"trainer: {_one_line(error)}") from error
+        trainer = super().instantiate_trainer(**kwargs)
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         own: list[Callback] = [Resumption(), SafeStop(), PredictionWriter()]
         if not any(isinstance(callback, ExportPolicy) for callback in callbacks):
@@ -162,14 +182,11 @@ class RPLCLI(LightningCLI):
             check_checkpoint(Path(path), self.model, training=subcommand == "fit")
         try:
             super()._run_subcommand(subcommand)
-        except MisconfigurationException as error:
-            raise ConfigError(f"trainer: {_one_line(error)}") from error
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             if "loading state_dict" in str(error) or "size mismatch" in str(error):
                 start = self.model.policy_model.start
                 raise CheckpointError(f"{path}: does not fit {start!r}: {_one_line(error)}") from error
-            if "Early stopping conditioned" in str(error) or "check_val" in str(error) or "val_check" in str(error):
-                raise ConfigError(f"trainer: {_one_line(error)}") from error
+            _reword(error)
             raise
 
     def _last_checkpoint(self) -> str | None:
@@ -182,6 +199,30 @@ class RPLCLI(LightningCLI):
             say(reason)
         say(f"going on from {path}" if path else f"{callback.dirpath} holds no checkpoint: the run begins afresh")
         return None if path is None else str(path)
+
+
+def _reword(error: Exception) -> None:
+    """Raises an error of one line in place of one by which Lightning or an optimizer refuses a setting."""
+    if "jsonargparse" in _folders(error):  # it wraps what a class says of its arguments
+        while isinstance(cause := error.__cause__ or error.__context__, Exception):
+            error = cause
+    if isinstance(error, RPLError):
+        raise error
+    if missing := re.search(r"Requirement '[^']*' not met", str(error)):
+        raise MissingDependencyError(f"{missing[0]}: `pip install` it, or choose another class") from error
+    if isinstance(error, ImportError):
+        raise MissingDependencyError(_one_line(error)) from error
+    if "optim" in _folders(error) and isinstance(error, (TypeError, ValueError)):
+        raise ConfigError(f"model.optimizer: {_one_line(error)}") from error
+    refusals = (TypeError, ValueError, RuntimeError, MisconfigurationException)
+    if {"lightning", "lightning_utilities"} & _folders(error) and isinstance(error, refusals):
+        raise ConfigError(f"trainer: {_one_line(error)}") from error
+
+
+def _folders(error: Exception) -> set[str]:
+    """The parts of the path of the file that raised an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return set(Path(frames[-1].filename).parts) if frames else set()
 
 
 def _one_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,14 @@ from rpl.core.errors import ConfigError
 from rpl.modules.base import PRECISIONS
 from rpl.training.metric_names import is_documented
 
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
+FEW_PROCESSES = 4
+"""So many may share a CPU of fewer cores, to try out what runs on several devices."""
 STRATEGIES = ("auto", "ddp", "single_device")
 STRATEGY_CLASSES = ("DDPStrategy", "SingleDeviceStrategy", "FSDP2Strategy")
+
+TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "weights_only", "verbose", "return_predictions")
+"""The keys of a configuration file."""
 
 # Trainer option -> the values that are honoured, and what to use instead of others.
 HONOURED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -31,6 +38,7 @@ HONOURED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "reload_dataloaders_every_n_epochs": ((0,), "the data modules shuffle by themselves"),
     "sync_batchnorm": ((False,), "policies have no batch normalisation"),
     "barebones": ((False,), "RPL needs its callbacks"),
+    "fast_dev_run": ((False, 0), "it would write no checkpoint, policy or metrics; use trainer.max_steps"),
 }
 
 CALLBACKS: Mapping[str, str] = {
@@ -73,19 +81,54 @@ def check_options(config: Mapping[str, Any], command: str | None) -> None:
         value = trainer.get(name, values[0])
         if not any(value == allowed and type(value) is type(allowed) for allowed in values):
             raise ConfigError(f"trainer.{name} must be {' or '.join(map(repr, values))}, got {value!r}: {instead}")
+    if (every := trainer.get("check_val_every_n_epoch")) is not None and every < 1:
+        raise ConfigError(
+            f"trainer.check_val_every_n_epoch must be at least 1, or null to count iterations; got {every}; "
+            "trainer.limit_val_batches 0 turns validation off"
+        )
+    if command == "fit" and 0 in (trainer.get("max_steps"), trainer.get("max_epochs")):
+        name = "max_steps" if trainer.get("max_steps") == 0 else "max_epochs"
+        raise ConfigError(f"trainer.{name} must be at least 1, or -1 for no end, got 0: nothing would be trained")
+    if plugins := trainer.get("plugins"):
+        _check_plugins(plugins if isinstance(plugins, list) else [plugins])
     precision = trainer.get("precision")
     if precision not in (None, "auto", "32", 32, *PRECISIONS):
         raise ConfigError(f"trainer.precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if trainer.get("accelerator", "auto") not in ACCELERATORS:
+        allowed = ", ".join(ACCELERATORS)
+        raise ConfigError(f"trainer.accelerator must be one of {allowed}, got {trainer['accelerator']!r}")
     if trainer.get("accelerator") in ("gpu", "cuda") and not torch.cuda.is_available():
         raise ConfigError(
             f"trainer.accelerator is {trainer['accelerator']!r}, and no GPU can be used here; to try it on a CPU: "
             "--trainer.accelerator cpu --trainer.devices 2 --trainer.precision 32-true"
         )
+    on_cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
+    if on_cpu and trainer.get("accelerator") != "mps":
+        _check_processes(trainer.get("devices", 1))
     _check_strategy(trainer.get("strategy", "auto"))
     if command is not None and (path := config.get("ckpt_path")) in ("best", "hpc", "registry"):
         raise ConfigError(f"--ckpt_path takes the path of a checkpoint, or `last`; got {path!r}")
     for number, callback in enumerate(trainer.get("callbacks") or ()):
         _check_callback(number, callback, config, command)
+
+
+def _check_processes(devices: Any) -> None:
+    """Refuses a number of processes that a CPU cannot run."""
+    most = max(FEW_PROCESSES, os.cpu_count() or 1)
+    number = int(devices) if str(devices).isdecimal() else 0
+    if devices != "auto" and not 1 <= number <= most:
+        raise ConfigError(f"trainer.devices must be 'auto' or from 1 to {most} processes on this CPU, got {devices!r}")
+
+
+def _check_plugins(plugins: Sequence[Any]) -> None:
+    """Refuses all but cluster environments: precision and checkpoint files are RPL's own."""
+    for plugin in plugins:
+        short = str(_class_path(plugin)).rpartition(".")[2]
+        if not short.endswith("Environment"):
+            raise ConfigError(
+                f"trainer.plugins takes cluster environments of Lightning, such as SLURMEnvironment; got {short!r}: "
+                "precision is trainer.precision, and checkpoints are written by RPL"
+            )
 
 
 def _check_strategy(strategy: Any) -> None:
@@ -104,6 +147,11 @@ def _check_callback(number: int, callback: Any, config: Mapping[str, Any], comma
     key = f"trainer.callbacks[{number}] ({name})"
     if name in CALLBACKS:
         raise ConfigError(f"{key} does not work with RPL's training: {CALLBACKS[name]}")
+    if name == "ModelCheckpoint" and _arguments(callback).get("train_time_interval") is not None:
+        raise ConfigError(
+            f"{key}.train_time_interval has no effect where the module makes the optimizer steps itself; "
+            "use rpl.training.callbacks.TimedCheckpoint"
+        )
     monitor = _arguments(callback).get("monitor")
     if command != "fit" or monitor is None or monitor in _LIGHTNING:
         return
@@ -133,6 +181,11 @@ def check_one_task(args: Sequence[str]) -> None:
     for option, value in _pairs(args):
         if option in ("-c", "--config"):
             settings = _read(value)
+            for name in settings:
+                if name not in TOP:  # the parser passes over one that is empty
+                    near = difflib.get_close_matches(str(name), TOP, 1)
+                    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TOP)}"
+                    raise ConfigError(f"{value}: there is no key {name!r}; {hint}")
             found = {key: _class_path(settings.get(key)) for key in ("model", "data")}
             if all(found.values()):
                 tasks.append(value)

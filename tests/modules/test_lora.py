@@ -231,7 +231,7 @@ def test_rpl_export_writes_what_the_module_would(lora, make_sft, make_trainer, t
 
 
 def test_rpl_export_names_what_is_wrong(make_sft, make_trainer, tmp_path, capsys):
-    with pytest.raises(CheckpointError, match="neither a checkpoint file nor a folder of shards"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of RPL: the folder has no"):
         read_checkpoint(tmp_path)
     (tmp_path / "junk.ckpt").write_text("junk")
     with pytest.raises(CheckpointError, match="not a checkpoint of RPL"):

@@ -1,17 +1,20 @@
 """Checkpoints say whose they are and show damage; what was due when one was written is made up for."""
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from patience import patience
 from safetensors.torch import load_file, save_file
 
 from rpl.cli.main import main
 from rpl.core.errors import CheckpointError
-from rpl.policy.loading import load_policy
+from rpl.policy.loading import export_policy, load_policy
+from rpl.policy.weights import checkpoint_files
 from rpl.policy.weights.checkpoint_files import newest_whole, verify
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -90,6 +93,48 @@ def test_the_newest_whole_checkpoint_is_found_and_the_damaged_one_named(checkpoi
     found, (reason,) = newest_whole(tmp_path)
     assert found == tmp_path / "older.ckpt"
     assert reason.startswith(str(checkpoint))
+
+
+def write_without_room(folder, report):
+    """What a started process does: no file may grow beyond 20,000 bytes, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    model, tokenizer = load_policy("tiny")
+    for write in (
+        lambda: checkpoint_files.save_file({"state_dict": model.state_dict()}, folder / "a.ckpt"),
+        lambda: export_policy(model, tokenizer, folder / "policy"),
+    ):
+        try:
+            write()
+        except CheckpointError as error:
+            report.put(str(error))
+
+
+def test_where_the_disk_is_full_one_line_says_so_and_what_was_there_stays(checkpoint, tmp_path, forks):
+    before = checkpoint.read_bytes()
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "earlier").touch()
+    report = forks.Queue()
+    process = forks.Process(target=write_without_room, args=(tmp_path, report))
+    process.start()
+    process.join(patience(60))
+    assert process.exitcode == 0
+    assert report.get() == f"{checkpoint}: the checkpoint cannot be written: File too large"
+    line = report.get()
+    assert line.startswith(f"{tmp_path / 'policy'}: the model folder cannot be written: ")
+    assert "File too large" in line
+    assert checkpoint.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.ckpt", "policy"]
+    assert [path.name for path in (tmp_path / "policy").iterdir()] == ["earlier"]
+
+
+def test_a_run_leaves_a_checkpoint_every_so_many_minutes(tmp_path):
+    timed = {"class_path": "rpl.training.callbacks.TimedCheckpoint", "init_args": {"minutes": 1e-6}}
+    assert timed["class_path"] in (CONFIGS / "base.yaml").read_text()
+    main(["fit", *FILES, *QUIET, "--trainer.logger.save_dir", str(tmp_path), "--trainer.limit_val_batches", "0",
+          "--trainer.callbacks", json.dumps([timed])])  # fmt: skip
+    (path,) = tmp_path.rglob("*.ckpt")
+    assert path.name == "step=2.ckpt"
+    assert torch.load(path, weights_only=True)["rpl"]["iteration"] == 2
 
 
 def test_a_damaged_shard_is_found(tmp_path):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from rpl.core.errors import CheckpointError
-from rpl.core.files import replacing, write_json
+from rpl.core.files import replacing, unwritable, write_json
 
 META = "meta.pt"
 """Beside the shards: everything of a checkpoint that is neither weight nor optimizer state."""
@@ -28,9 +28,16 @@ UNREADABLE = (OSError, KeyError, RuntimeError, EOFError, ValueError, TypeError, 
 
 
 def save_file(checkpoint: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint under a temporary name in the same folder, flushes it to disk and renames it into place."""
-    with replacing(path) as file:
-        torch.save(checkpoint, file)
+    """Writes a checkpoint under a temporary name in the same folder, flushes it to disk and renames it into place.
+
+    Raises:
+        CheckpointError: It cannot be written, as where the disk is full. An earlier file of this name is as it was.
+    """
+    try:
+        with replacing(path) as file:
+            torch.save(checkpoint, file)
+    except (OSError, RuntimeError) as error:  # torch hides the reason that the system gave
+        raise CheckpointError(f"{path}: the checkpoint cannot be written: {unwritable(error)}") from error
 
 
 def file_digests(files: list[Path]) -> dict[str, str]:
