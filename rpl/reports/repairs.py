@@ -15,7 +15,7 @@ from typing import Any
 from rpl.core.errors import DataError
 from rpl.core.files import read_appended
 from rpl.core.records import Benefit, Repair, from_dict
-from rpl.evaluation.protocol import Comparison
+from rpl.evaluation.comparison import Comparison
 from rpl.evaluation.statistics import (
     Estimate,
     mcnemar_exact,

@@ -46,7 +46,7 @@ from typing import Any
 
 from rpl.core.errors import DataError
 from rpl.core.files import write_json
-from rpl.evaluation.protocol import Comparison
+from rpl.evaluation.comparison import Comparison
 from rpl.evaluation.records import EvalResult
 from rpl.retrieval.corpus.coverage import GoldCoverage
 

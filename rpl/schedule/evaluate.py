@@ -12,7 +12,8 @@ from rpl.agents.system import System, agent_class
 from rpl.core.records import Question
 from rpl.environment.environment import Environment
 from rpl.environment.gold import check_gold
-from rpl.evaluation.protocol import best_k, compare, evaluate
+from rpl.evaluation.comparison import best_k, compare
+from rpl.evaluation.protocol import evaluate
 from rpl.evaluation.records import EvalResult
 from rpl.policy.bundle import check_primitives
 from rpl.reports.results import add_comparison, add_result

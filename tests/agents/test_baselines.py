@@ -10,7 +10,8 @@ from evaluation_fakes import CAPITALS, FakeExecutor, ScriptedSampler, questions
 
 from rpl.agents.baselines import Direct, FixedProgram, Policy, fixed_source
 from rpl.core.errors import ConfigError, ForbiddenConstruct, RetrieverError
-from rpl.evaluation.protocol import best_k, compare, evaluate
+from rpl.evaluation.comparison import best_k, compare
+from rpl.evaluation.protocol import evaluate
 from rpl.policy.renderer import Renderer
 from rpl.policy.tiny import tiny_tokenizer
 from rpl.programs.grammar import canonical

@@ -12,7 +12,8 @@ from evaluation_fakes import FakeSystem, questions
 from rpl.core.errors import CheckpointError, ConfigError, DataError, RetrieverError
 from rpl.core.evidence import evidence_scores
 from rpl.core.records import Question, Rollout
-from rpl.evaluation.protocol import best_k, compare, evaluate, load_result
+from rpl.evaluation.comparison import best_k, compare
+from rpl.evaluation.protocol import evaluate, load_result
 from rpl.evaluation.records import METRICS, EvalResult
 from rpl.evaluation.statistics import rate_interval
 from rpl.reports.tables import terminal_table

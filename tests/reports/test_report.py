@@ -14,7 +14,8 @@ from evaluation_fakes import FakeSystem, questions
 
 from rpl.core.errors import CheckpointError, DataError
 from rpl.core.files import append_jsonl, write_json
-from rpl.evaluation.protocol import best_k, compare, evaluate
+from rpl.evaluation.comparison import best_k, compare
+from rpl.evaluation.protocol import evaluate
 from rpl.evaluation.records import EvalResult
 from rpl.evaluation.statistics import NOTHING, Estimate
 from rpl.reports.repairs import Attempt, repair_summary
