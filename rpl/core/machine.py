@@ -99,7 +99,7 @@ def fastest_precision(device: str = "cpu") -> Precision:
     reason = without_bf16(cpu_flags(), environment("ATEN_CPU_CAPABILITY", ""), environment("ONEDNN_MAX_CPU_ISA", ""))
     if reason is not None:
         return Precision("float32", reason)
-    # in turns, and the best of each: what else the machine does meanwhile shall not decide
+    # The two are measured in turns and the best of each counts, so that other work on the machine does not decide.
     rounds = [[matmul_rate(dtype, for_s=0.05) for dtype in ("float32", "bfloat16")] for _ in range(3)]
     single, half = map(max, zip(*rounds, strict=True))
     said = f"bfloat16 products ran at {half / 1e9:.0f} GFLOP/s, float32 at {single / 1e9:.0f}"

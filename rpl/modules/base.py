@@ -238,7 +238,7 @@ class PolicyModule(LightningModule, ABC):
 
     @property
     def contract(self) -> Contract:
-        """How the policy is trained, for whoever opens its folder."""
+        """The contract that `rpl.json` of an exported folder holds: how the policy is trained to be asked."""
         layout, environment = self.policy_model.layout, self.engine.environment
         return Contract(
             prompt_style=layout.prompt_style,

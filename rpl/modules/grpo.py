@@ -194,7 +194,7 @@ class GRPOModule(TrainingModule):
         without_dropout(self.model, self.policy_model.activation_checkpointing)
 
     def on_train_end(self) -> None:
-        """Says how often nothing could be learnt, and leaves the model as it was, for whoever trains it further."""
+        """Says how often nothing could be learnt, and puts the model back into training mode."""
         summary = self.idle.summary(self.iteration)
         if summary is not None and self.global_rank == 0:
             say(summary)

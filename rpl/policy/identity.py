@@ -51,7 +51,7 @@ def renderer_identity(renderer: Renderer) -> dict[str, Any]:
     """Returns what decides how a policy is asked: tokenizer, chat template, prompt style and layout."""
     tokenizer = renderer.tokenizer
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # these two are set by whoever encoded last
+    # The tokenizer sets these two anew at each call.
     told = {name: value for name, value in backend.items() if name not in ("padding", "truncation")}
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
     return {

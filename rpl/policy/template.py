@@ -39,7 +39,7 @@ class ChatTemplate:
     tail: str
     """Text after it, up to where the policy writes."""
     markers: tuple[str, ...]
-    """By which turns are told apart: the policy must not write them, and nobody else's text may hold them."""
+    """Texts that separate turns: the policy must not write them, and text from outside may not hold them."""
 
     @property
     def digest(self) -> str:

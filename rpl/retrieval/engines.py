@@ -124,7 +124,7 @@ class IndexCost:
     build_memory: int
     """In use while building."""
     products: float | None = None
-    """Work of the build: how many multiply-adds of large matrix products take as long; `None` where nobody knows."""
+    """Work of the build: the number of multiply-adds of large matrix products that take as long; `None` if unknown."""
 
 
 class VectorIndex(ABC):

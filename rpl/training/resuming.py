@@ -72,7 +72,7 @@ class FitLoop(_FitLoop):
 
 
 class Resumption(Callback):
-    """Writes into each checkpoint whose it is, and makes up for a validation that was due when it was written."""
+    """Writes module, start model and prompts into each checkpoint, and makes a validation that was still due."""
 
     def __init__(self) -> None:
         self.validation_is_due = False

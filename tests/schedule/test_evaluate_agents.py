@@ -13,7 +13,7 @@ from rpl.retrieval.library_config import LibraryConfig
 from rpl.rollouts.requests import RolloutConfig
 from rpl.sampling.opening import OpeningConfig
 from rpl.schedule.evaluate import evaluate_policies
-from rpl.schedule.phases import EvalConfig
+from rpl.schedule.phases import EvalConfig, Schedule
 
 
 class TopTwo(FixedProgram):
@@ -31,21 +31,24 @@ def test_agents_get_a_row_and_are_compared_with_the_baseline(tmp_path):
         Question(f"q{i}", f"Which countries border {name}?", ("x",)) for i, name in enumerate(("Chad", "Fiji"))
     ]
     config = EvalConfig(fixed_k=(1,), direct=False, agents=(f"{__name__}.TopTwo",))
-    with Environment(EnvironmentConfig(LibraryConfig("atlas-mini", bm25="memory"), workers=1)) as environment:
-        evaluate_policies(
-            tmp_path,
-            tmp_path,
-            questions,
-            start="tiny",
-            policies={"sft": resolve_model("tiny")},
-            environment=environment,
-            rollout=RolloutConfig(max_turns=1, max_new_tokens=4),
-            style=None,
-            thinking=None,
-            opening=OpeningConfig("cpu", "float32"),
-            config=config,
-            settings={},
-        )
+    settings = EnvironmentConfig(LibraryConfig("atlas-mini", bm25="memory"), workers=1)
+    schedule = Schedule(
+        run=None,
+        policy="tiny",
+        environment=settings,
+        rollout=RolloutConfig(max_turns=1, max_new_tokens=4),
+        style=None,
+        thinking=None,
+        opening=OpeningConfig("cpu", "float32"),
+        data={},
+        trainer={},
+        model={},
+        configs={},
+        seed=0,
+    )
+    with Environment(settings) as environment:
+        policies = {"sft": resolve_model("tiny")}
+        evaluate_policies(tmp_path, tmp_path, questions, policies, environment, schedule, config, settings={})
     results = json.loads((tmp_path / "results.json").read_text())
     assert [row["name"] for row in results["rows"]] == ["policy", "fixed bm25 k=1", "top two"]
     assert {(entry["a"], entry["metric"]) for entry in results["comparisons"]} == {

@@ -1,4 +1,4 @@
-"""The workers of an executor: lent out one program at a time, replaced when they were killed or used up."""
+"""The workers of an executor: each runs one program at a time, and is replaced when it was killed or worn out."""
 
 from __future__ import annotations
 

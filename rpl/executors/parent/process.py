@@ -131,7 +131,7 @@ class Worker:
             return None
 
     def send(self, message: Mapping[str, Any], deadline: float) -> None:
-        """Sends a message; the worker must not have sent one that nobody asked for.
+        """Sends a message; it is an error if the worker has sent one without being asked.
 
         Args:
             message: A JSON object.

@@ -65,7 +65,7 @@ class Builtins:
             raise BudgetExceeded("size", f"a range is longer than {MAX_RANGE:,}")
         return result
 
-    # The three below are lazy: whoever reads them burns the fuel for the outermost, and each for those inside it.
+    # The three below are lazy: reading the outermost burns fuel for it, and each burns fuel for those inside it.
 
     def _read(self, values: Any) -> Any:
         return self.fuel.steps(values) if isinstance(values, Lazy) else iteration(values, self.fuel.burn)

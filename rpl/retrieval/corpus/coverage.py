@@ -42,7 +42,7 @@ class GoldCoverage:
 
     @property
     def share(self) -> float | None:
-        """Answerable questions over those with gold, in [0, 1]; `None` where no question has gold or nobody knows."""
+        """Answerable questions over those with gold, in [0, 1]; `None` without gold, or if the server does not say."""
         return self.answerable / self.with_gold if self.known and self.with_gold else None
 
     def answers(self, question: Question) -> bool:

@@ -41,7 +41,7 @@ class Encoder(ABC):
     fingerprint: str
     """Changes when the vectors of passages would: model files and passage prefix."""
     prefixes: dict[Kind, str]
-    """What stands before each query and each passage, whoever says so: the settings, the model or a table."""
+    """Text put before queries and passages: from the settings, the model's own, or the table of known encoders."""
     contents: dict[str, str]
     """The SHA-256 of each file that decides the vectors, by its path in the model's folder."""
 
@@ -49,7 +49,7 @@ class Encoder(ABC):
         self.prefixes = {"query": "", "passage": ""}
         self.contents = {}
         self.lock = threading.RLock()
-        """Held by whoever uses the encoder or the index that belongs to it."""
+        """Must be held while the encoder or its index is used."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str], kind: Kind, on_batch: Callable[[int], None] | None = None) -> Array:

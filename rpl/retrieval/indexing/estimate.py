@@ -51,7 +51,7 @@ class PartCost:
     memory: int = 0
     """To search fast; mapped files that a search reads much of count in full."""
     seconds: float | None = 0.0
-    """`None` where nobody knows beforehand."""
+    """`None` if it cannot be known beforehand."""
     reused: bool = False
     """Whether it is there already."""
 

@@ -116,7 +116,7 @@ class WorkFolder:
         files = {name: entry for name, entry in listed.items() if belongs(name, known["path"])}
         if known["path"] != part.path or not all(_fits(donor, *file) for file in files.items()):
             return None
-        # Not begun, so that nobody goes on writing into what other indexes have links to.
+        # The part is not begun, so that no process writes into files that other indexes link to.
         self.drop(part)
         try:
             for name in files:

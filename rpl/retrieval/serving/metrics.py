@@ -50,7 +50,7 @@ class ServiceMetrics:
 
 
 class _Calls(Collector):
-    """The library counts its calls itself, for whoever asks; this only shows them."""
+    """Exports the numbers of calls, which the library counts."""
 
     def __init__(self, counts: Callable[[], Mapping[str, CallCounts]]) -> None:
         self._counts = counts

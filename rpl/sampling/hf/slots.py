@@ -20,7 +20,7 @@ class Slot:
     """A place for one transcript."""
 
     tokens: list[int] = field(default_factory=list)
-    """The transcript, kept up to date by whoever owns it; the first `cached` tokens are in the cache."""
+    """The transcript, which its session keeps up to date; the first `cached` tokens are in the cache."""
     cached: int = 0
     row: int | None = None
     """Whose it is; `None` if free."""

@@ -145,7 +145,7 @@ class VLLMServer(Backend):
         return done
 
     def cancel(self, row: int) -> None:
-        """Forgets a request; the server finishes it for nobody."""
+        """Forgets a request; the server finishes it, and its reply is dropped."""
         for future in [future for future, request in self._running.items() if request.row == row]:
             del self._running[future]
             future.cancel()
