@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
 from test_executor_language import run
-from test_fuel_bounds_time import FREE, TIMES, step_s
+from test_fuel_bounds_time import FREE, TIMES, Silent, step_s
 
 from rpl.executors.runtime.compiling import compile_program
+from rpl.executors.runtime.primitives import ProgramLimits
+from rpl.executors.runtime.restricted import run_program
 
 FUEL = 5_000
 
@@ -151,6 +154,45 @@ OPERATIONS = {
     "a chain of enumerations": "z = range(99999)\nfor i in range(900):\n    z = enumerate(z)\nlist(z)",
     "unique of a long list": "p = bm25('a', k=1) * 100000\nunique(p)",
 }
+
+
+IN_EACH_STEP = {
+    "stars of short lists": "a = [0] * 999\n" + FOREVER + "x = [" + ", ".join(["*a"] * 90) + "]",
+    "circles of short lists": f"a = [0] * 999\n{FOREVER}x = [" + ", ".join(["*a"] * 90) + "]\n    x.append(x)",
+    "texts of fractions": "x = 1 / 3\n" + FOREVER + "y = f'" + "{x}" * 300 + "'",
+    "texts of empty lists": "x = []\n" + FOREVER + "y = f'" + "{x}" * 300 + "'",
+    "functions that are kept": "a = []\n" + FOREVER + "a.append([" + ", ".join(["lambda: 0"] * 300) + "])",
+    "large lists that are kept": "b = [[] for i in range(300)]\na = []\nfor i in range(150):\n    a.append(b * 300)\n"
+    + FOREVER
+    + "x = [0]",
+}
+
+
+@pytest.mark.parametrize("source", IN_EACH_STEP.values(), ids=IN_EACH_STEP.keys())
+def test_many_small_operations_in_a_step_are_paid(source):
+    """What one step does a hundred times, and what the collector looks through, costs no more than other steps."""
+    gc.collect()
+    gc.freeze()  # as workers do
+    try:
+        excess = []
+        for _ in range(5):  # a busy machine may be slow once
+            step = step_s()
+            started = time.process_time()
+            outcome = run_program(source, "q", ProgramLimits(1, 1, 20_000, 4_000), Silent(), collect=gc.collect)
+            excess.append((time.process_time() - started) / outcome.fuel / step / TIMES)
+            if excess[-1] < 1:
+                return
+        pytest.fail(f"a unit of fuel takes {min(excess) * TIMES:.0f} times as long as a step of a plain loop")
+    finally:
+        gc.unfreeze()
+
+
+def test_a_deep_call_costs_more_than_a_shallow_one():
+    """How deep a call is, is counted from the top."""
+    source = "def down(n):\n    return down(n - 1) if n else 0\n"
+    shallow, deep = (run(f"{source}for i in range(9):\n    down({n})")[1].fuel for n in (9, 190))
+    assert shallow == 1 + 9 * (1 + 10)
+    assert deep > 9 * 191 * 4
 
 
 @pytest.fixture(scope="module")

@@ -195,11 +195,11 @@ def compared(op: str) -> Callable[[Machine, list[Any]], Any]:
 
 
 def star(machine: Machine, values: list[Any]) -> list[Any]:
-    return machine.guards.spread(values[0])
+    return machine.guards.star(values[0])
 
 
 def builtin(name: str, star: bool = False, **more: Any) -> Callable[[Machine, list[Any]], Any]:
-    return lambda m, values: m.read(m.builtins[name](*(m.guards.spread(values[0]) if star else values), **more))
+    return lambda m, values: m.read(m.builtins[name](*(m.guards.star(values[0]) if star else values), **more))
 
 
 def primitive(name: str) -> Callable[[Machine, list[Any]], Any]:

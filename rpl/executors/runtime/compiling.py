@@ -22,7 +22,7 @@ from RestrictedPython import RestrictingNodeTransformer, compile_restricted_exec
 from RestrictedPython.transformer import IOPERATOR_TO_STR, copy_locations
 
 from rpl.core.errors import ForbiddenConstruct, ProgramSyntaxError
-from rpl.executors.runtime.fuel import NODES_PER_UNIT
+from rpl.executors.runtime.fuel import GUARDED_NODES, NODES_PER_UNIT
 from rpl.executors.runtime.values import source_error
 from rpl.programs.grammar import parse_tree
 
@@ -52,6 +52,7 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Is: "is",
     ast.IsNot: "is not",
 }
+_GUARDED = (ast.BinOp, ast.Compare, ast.Attribute, ast.Subscript, ast.FormattedValue, ast.Set, ast.Dict, ast.Lambda)
 _ERROR = re.compile(r"Line (\d+): (.*)", re.DOTALL)
 
 
@@ -241,7 +242,8 @@ def _is_cheap(left: ast.expr, op: ast.cmpop, right: ast.expr) -> bool:
 
 
 def _cost(*nodes: ast.AST) -> int:
-    return 1 + sum(1 for node in nodes for _ in ast.walk(node)) // NODES_PER_UNIT
+    inner = (inner for node in nodes for inner in ast.walk(node))
+    return 1 + sum(GUARDED_NODES if isinstance(node, _GUARDED) else 1 for node in inner) // NODES_PER_UNIT
 
 
 def _charge(iteration: ast.Call, cost: int) -> None:

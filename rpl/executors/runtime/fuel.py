@@ -17,6 +17,10 @@ from rpl.executors.runtime.values import Lazy, iteration
 NODES_PER_UNIT = 100
 """Syntax nodes of the body of a loop or function that one unit pays for."""
 
+GUARDED_NODES = 4
+"""As how many of them a node counts that calls a guard: an operator, a comparison, an attribute, an item, a part of an
+f-string, a display of keys."""
+
 CHARS_PER_UNIT = 1_000
 """Characters that one unit pays for, where an operation reads or writes a text once."""
 
@@ -30,8 +34,12 @@ MATCHES_PER_UNIT = 100_000
 """Single-character comparisons that one unit pays for, where a search may need length times length of them."""
 
 COLLECT_EVERY = 1_000
-"""Units after which values that hold each other in a circle are freed: so much fuel buys some tens of MiB of them. What
-is large does not make Python's own collector run, because it counts values."""
+"""Units after which values that hold each other in a circle are freed for the first time: what is large does not make
+Python's own collector run, because it counts values. The time between two collections grows with what was done, so that
+looking through what a program keeps takes no more time than making it."""
+
+COLLECT_AFTER = 8_000
+"""Most units between two collections: so much fuel buys some tens of MiB of such values."""
 
 
 class Fuel:
@@ -69,7 +77,7 @@ class Fuel:
             raise BudgetExceeded("fuel", f"the program took more than {self.limit:,} steps")
         if self.used:
             self._collect()
-        self._next_look = min(self.limit + 1, self.used + max(COLLECT_EVERY, self.used // 8))
+        self._next_look = min(self.limit + 1, self.used + min(max(COLLECT_EVERY, self.used // 2), COLLECT_AFTER))
 
     def steps(self, values: Iterable[Any] | Lazy, cost: int = 1) -> Iterator[Any]:
         """Yields the values, each for `cost` units of fuel; sets in an order that is the same in every process."""

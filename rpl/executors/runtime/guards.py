@@ -24,6 +24,9 @@ from rpl.programs.grammar import ATTRIBUTES
 MAX_FRAMES = 200
 """How deep functions of a program may call each other; the program itself and comprehensions count."""
 
+FRAMES_PER_UNIT = 20
+"""Levels of a call that one unit pays for: how deep it is, is counted from the top at each call."""
+
 _TYPES: dict[str, type] = {"str": str, "list": list, "dict": dict, "set": set, "Passage": ProgramPassage}
 _ALLOWED: dict[type, frozenset[str]] = {
     _TYPES[name]: names & REVIEWED[name] for name, names in ATTRIBUTES.items() if name in _TYPES
@@ -86,7 +89,7 @@ class Guards:
             "_compare_": self.comparisons.compare,
             "_key_": self.comparisons.key,
             "_fstring_": self.fstring,
-            "_spread_": self.spread,
+            "_spread_": self.star,
             "_tick_": self.fuel.burn,
             "_enter_": self.enter,
             "_apply_": self.apply,
@@ -110,6 +113,13 @@ class Guards:
             frame = frame.f_back
         if depth > MAX_FRAMES:
             raise BudgetExceeded("recursion", f"functions call each other more than {MAX_FRAMES} levels deep")
+        if depth >= FRAMES_PER_UNIT:
+            self.fuel.burn(depth // FRAMES_PER_UNIT)
+
+    def star(self, values: Iterable[Any]) -> list[Any]:
+        """Returns what `*values` stands for; hundreds of stars may stand in one step, so each is paid."""
+        self.fuel.burn()
+        return self.spread(values)
 
     def spread(self, values: Iterable[Any]) -> list[Any]:
         """Returns the values as a list of bounded length, burning fuel for values that are computed on the fly."""
