@@ -13,8 +13,12 @@ import re
 _BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 _BREAK = re.compile(rf"\r\n|[{_BREAKS}]")
 _BREAKS_AND_SPACE = re.compile(rf" ?[{_BREAKS}]+ ?")
+_LITERAL = r"""(?:-?\d[\w.+-]*|'[^'\n]*'|"[^"\n]*"|None|True|False|<Passage [^>\n]*>)"""
+# A printed list, which no id looks like: empty, of one text, of several plain values, or of collections.
+_LIST = rf"""\[(?:\]|'[^'\n]*'\]|"[^"\n]*"\]|{_LITERAL}(?:, {_LITERAL})+\]|[\[({{]+['"\d-])"""
 _FRAME = re.compile(
-    r"^(?=\[[^\n]*?\][^\S\n]*[^\s\],]|Error\b|\((?:\d+ more did not fit|nothing printed|passage |a text of ))",
+    rf"^(?!{_LIST})"
+    r"(?=\[[^\n]*?\][^\S\n]*[^\s\],]|Error\b|\((?:\d+ more did not fit|nothing printed|passage |a text of ))",
     re.MULTILINE,
 )
 INDENT = "  "
