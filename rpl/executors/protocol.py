@@ -40,7 +40,7 @@ MAX_LISTED = 40_000
 """Passages, counted with repeats, that one program may hand to primitives in lists, or get from those that it
 computes by itself."""
 
-_TEXTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
+_TEXTS = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)  # matches at every quote: one pass, whatever stands there
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 

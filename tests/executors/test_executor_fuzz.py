@@ -18,6 +18,7 @@ from executors.fuzz_strategies import any_program, legal, nearly_legal
 from executors.protocol_harness import CORPUS, check
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from patience import patience
 
 from rpl.core.errors import ProgramError
 from rpl.core.records import Trace, to_dict
@@ -109,7 +110,7 @@ def held() -> tuple[int, int, int]:
 
 def settles(expected: tuple[int, int, int]) -> bool:
     """Whether nothing more is held; a worker that is being replaced in the background may take a moment."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(60)
     # Fewer is fine: what other tests held goes meanwhile.
     while not all(now <= then for now, then in zip(held(), expected, strict=True)):
         if time.monotonic() > deadline:

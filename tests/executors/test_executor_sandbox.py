@@ -10,6 +10,7 @@ import time
 import tracemalloc
 
 import pytest
+from patience import patience
 
 from rpl.core.errors import ConfigError, ExecutorError
 from rpl.core.records import Trace, to_dict
@@ -65,7 +66,7 @@ def test_a_program_that_hangs_is_killed_promptly(make_executor):
     executor.run("x = 1", "q")
     started = time.monotonic()
     trace = executor.run(HANGS, "q")
-    assert 0.5 <= time.monotonic() - started < 2.5
+    assert 0.5 <= time.monotonic() - started < patience(30)  # it would run for hours
     assert trace.error.kind == "timeout"
     assert trace.infra_error is None
     assert trace.observation == "Error: the program ran longer than 0.5 s and was stopped"
@@ -213,35 +214,38 @@ def test_a_fault_voids_the_run(make_executor, library):
 
 
 def test_a_hanging_primitive_voids_the_run_in_time(make_executor, library):
-    library.hang_s = 3.0
+    library.hang_s = patience(60)
     executor = make_executor(wall_s=0.5)
     started = time.monotonic()
     trace = executor.run(SEED_PROGRAM, "q")
-    assert time.monotonic() - started < 2.0
-    assert trace.infra_error.startswith("retrieval failed: bm25 gave no answer for 0.")
+    assert time.monotonic() - started < library.hang_s / 2
+    assert trace.infra_error.startswith("retrieval failed: bm25 gave no answer for ")
     library.hang_s = 0.0
     assert executor.run(SEED_PROGRAM, "q").error is None
 
 
 def test_a_primitive_has_a_deadline_of_its_own(make_executor, library):
-    library.hang_s = 0.6
-    executor = make_executor(wall_s=10.0, call_s=0.3)
+    library.hang_s = patience(60)
+    executor = make_executor(wall_s=2 * library.hang_s, call_s=0.3)
     executor.run("x = 1", "q")
     trace = executor.run(SEED_PROGRAM, "q")
-    assert trace.infra_error.startswith("retrieval failed: bm25 gave no answer for 0.3")
-    assert trace.seconds < 0.55
-    assert make_executor(wall_s=10.0, call_s=2.0).run(SEED_PROGRAM, "q").infra_error is None
+    assert trace.infra_error.startswith("retrieval failed: bm25 gave no answer for ")
+    assert 0.3 <= trace.seconds < library.hang_s / 2
+    library.hang_s = 0.6
+    longer = make_executor(wall_s=patience(60), call_s=patience(30)).run(SEED_PROGRAM, "q")
+    assert (longer.error, longer.infra_error) == (None, None)
 
 
 def test_many_hanging_primitives_do_not_hold_the_others(make_executor, library):
     hang = threading.Event()
     answer = library.call
-    library.call = lambda name, args: (hang.wait(20) if args["query"] == "hang" else None, answer(name, args))[1]
+    limit = patience(60)
+    library.call = lambda name, args: (hang.wait(limit) if args["query"] == "hang" else None, answer(name, args))[1]
     executor = make_executor(workers=2, call_s=0.2)
     jobs = [("bm25('hang')", "q"), (SEED_PROGRAM, "q")] * 4
     started = time.monotonic()
     traces = executor.run_many(jobs)
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < patience(30)
     assert [trace.infra_error is None for trace in traces] == [False, True] * 4
     hang.set()
     assert executor.run(SEED_PROGRAM, "q").error is None
@@ -282,6 +286,41 @@ def test_a_worker_that_was_killed_from_outside_is_no_fault_of_the_program(make_e
     trace = executor.run(SEED_PROGRAM, "q")
     assert killed
     assert (trace.error, trace.printed_ids) == (None, ("p0",))
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM, 40]
+)
+def test_a_worker_that_any_signal_from_outside_ended_is_no_fault_of_the_program(make_executor, library, number):
+    executor = make_executor()
+    made = end_workers(executor, library, number)
+    trace = executor.run(SEED_PROGRAM, "q")
+    assert (trace.error, len(made)) == (None, 2)
+    assert trace.infra_error.startswith("the sandbox was disturbed twice: it ended (")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGSYS, signal.SIGXCPU])
+def test_a_worker_that_crashed_is_the_programs_fault(make_executor, library, number):
+    executor = make_executor()
+    made = end_workers(executor, library, number)
+    trace = executor.run(SEED_PROGRAM, "q")
+    assert (trace.error.kind, trace.infra_error, len(made)) == ("worker_died", None, 1)
+    assert signal.Signals(number).name in trace.error.message
+
+
+def end_workers(executor, library, number):
+    """Ends each worker by a signal while retrieval serves it; returns the list of the workers that were lent."""
+    made = []
+    take = executor._pool._take
+    executor._pool._take = lambda: made.append((worker := take()).process) or worker
+
+    def end(name, args):
+        os.kill(made[-1].pid, number)
+        made[-1].wait()
+        return type(library).call(library, name, args)
+
+    library.call = end
+    return made
 
 
 def test_a_worker_that_was_killed_twice_voids_the_run(make_executor, library):
@@ -332,7 +371,7 @@ def test_a_text_that_is_too_long_is_refused_without_a_worker(make_executor, monk
 
 def test_what_a_program_printed_does_not_hold_up_others(make_executor):
     executor = make_executor(workers=2)
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=patience(60))
     marked = []
 
     def count(text):
@@ -383,12 +422,11 @@ def test_a_worker_that_was_used_up_is_replaced_ahead_of_time(make_executor):
 
 
 def test_jobs_run_side_by_side_and_keep_their_order(make_executor, library):
-    library.hang_s = 0.4
-    executor = make_executor(workers=2)
-    executor.run_many([("x = 1", "q")] * 2)
-    started = time.monotonic()
+    both = threading.Barrier(2, timeout=patience(60))
+    answer = library.call
+    library.call = lambda name, args: (both.wait(), answer(name, args))[1]  # one by one, nobody would come
+    executor = make_executor(workers=2, wall_s=patience(60), call_s=patience(60))
     traces = executor.run_many([(f"bm25('a', k=1)\nprint(question, {i})", f"q{i}") for i in range(4)])
-    assert 0.8 <= time.monotonic() - started < 1.55  # 1.6 one by one
     assert [trace.observation for trace in traces] == [f"q{i} {i}" for i in range(4)]
 
 
@@ -485,8 +523,8 @@ def test_what_a_program_held_in_circles_is_not_the_next_ones_burden(make_executo
 
 
 def test_a_program_does_not_run_out_of_memory_by_its_own_circles(make_executor):
-    source = "for i in range(19):\n    a = []\n    a.append(a)\n    for j in range(90):\n        a.append([0] * 10000)"
-    trace = make_executor(fuel=50_000).run(source, "q")
+    source = "for i in range(95):\n    a = []\n    a.append(a)\n    for j in range(90):\n        a.append([0] * 10000)"
+    trace = make_executor(fuel=200_000).run(source, "q")
     assert (trace.error, trace.infra_error) == (None, None)
 
 

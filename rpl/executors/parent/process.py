@@ -32,8 +32,11 @@ SPIN_S = 100e-6
 """How long the parent looks for an answer before it goes to sleep. A program often asks for its next passage within
 that time, and waking up would cost as much again: 0.12 ms a call without, 0.08 ms with it, where retrieval is free."""
 
-OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
-"""Signals by which something other than the program ends a worker: the system short of memory, an operator."""
+PROGRAM_SIGNALS = frozenset(
+    ["SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS", "SIGTRAP", "SIGXCPU", "SIGXFSZ"]
+)
+"""Signals by which a program may end its worker: a crash, a forbidden call, its processor time. By any other, something
+else has ended it: the system short of memory, an operator."""
 
 MAIN_MODULE = "rpl.executors.runtime.worker"
 """The main module of worker processes: its `main()` takes over the standard streams and serves."""
@@ -191,7 +194,8 @@ class Worker:
             code = self.process.wait(timeout=patience)
             if code >= 0:
                 return WorkerGone(f"it ended (exit status {code})")
-            return WorkerGone(f"it ended ({signal.Signals(-code).name})", -code in OUTSIDE_SIGNALS)
+            name = _signal_name(-code)
+            return WorkerGone(f"it ended ({name})", name not in PROGRAM_SIGNALS)
         return WorkerGone("it ended (output closed)")
 
     def kill(self) -> str:
@@ -230,6 +234,13 @@ class Worker:
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not poll.poll(remaining * 1000):
             raise WorkerTimeout
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def _import_path(main: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -93,6 +94,7 @@ def serve(
     reader, writer = os.fdopen(0, "rb"), os.fdopen(1, "wb")
     start = json.loads(reader.readline())
     limits = ProgramLimits(**start["limits"])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent then sees what ended the process
     report = give_up(start)
     forget_native_calls()
     sys.stdin = sys.stdout = sys.stderr = None  # the protocol and nothing else; the error stream is closed
