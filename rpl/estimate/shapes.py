@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rpl.core.errors import CheckpointError, RPLError
 from rpl.core.hub import hub_reachable
 from rpl.estimate.training import ModelShape, TokenCost
+from rpl.policy.limits import check_causal
 from rpl.policy.loading import resolve_model
 from rpl.policy.weights.lora import LoRAConfig, add_lora
 
@@ -50,7 +51,7 @@ def size_of(policy: str, lora: Any = None) -> PolicySize:
         lora: Settings of adapters, or `None`.
 
     Raises:
-        CheckpointError: The configuration cannot be found.
+        CheckpointError: The configuration cannot be found, or is not of a causal language model.
         ConfigError: The adapters' settings are out of range, or do not fit the policy.
         NoEstimateError: transformers cannot build a causal language model from this configuration.
     """
@@ -60,6 +61,7 @@ def size_of(policy: str, lora: Any = None) -> PolicySize:
         raise CheckpointError(
             f"policy {policy!r}: its config.json cannot be had: {str(error).splitlines()[0]}"
         ) from error
+    check_causal(config, policy)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)

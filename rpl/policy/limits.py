@@ -1,4 +1,4 @@
-"""What a model can take: positions of its transcripts, and ids of its tokenizer."""
+"""What a model can take: plain text at all, positions of its transcripts, and ids of its tokenizer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from typing import Any
 from rpl.core.errors import CheckpointError, ConfigError
 
 _NAMED = 5  # tokens that a message names
+
+
+def check_causal(config: Any, policy: Any) -> None:
+    """Holds a model's configuration against what a policy is: a decoder that goes on with a text.
+
+    Raises:
+        CheckpointError: It is an encoder-decoder, or transformers knows no causal language model of this kind.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = (getattr(config, "architectures", None) or [type(config).__name__])[0]
+    if getattr(config, "is_encoder_decoder", False):
+        raise CheckpointError(f"policy {str(policy)!r}: {kind} is an encoder-decoder; a policy must be a decoder alone")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise CheckpointError(f"policy {str(policy)!r}: {kind} is no causal language model that transformers knows")
 
 
 def positions(model: Any) -> int | None:

@@ -19,7 +19,7 @@ from rpl.core.errors import CheckpointError, ConfigError
 from rpl.core.files import cache_dir, unwritable
 from rpl.core.machine import use_threads_for
 from rpl.policy import smollm2, tiny
-from rpl.policy.limits import check_vocabulary
+from rpl.policy.limits import check_causal, check_vocabulary
 
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_TIMEOUT_S = 4.0
@@ -88,12 +88,12 @@ def load_policy(name: str | Path, dtype: str = "float32", attention: str = "sdpa
 
     Raises:
         ConfigError: `dtype` or `attention` is unknown.
-        CheckpointError: The model is missing or damaged, or its tokenizer has no chat template, or ids outside of the
-            embedding.
+        CheckpointError: The model is missing, damaged or no causal language model, or its tokenizer has no chat
+            template, or ids outside of the embedding.
     """
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # bars of a second each would bury those of long work
@@ -105,6 +105,7 @@ def load_policy(name: str | Path, dtype: str = "float32", attention: str = "sdpa
         register()
     folder = resolve_model(str(name))
     try:
+        check_causal(AutoConfig.from_pretrained(folder), folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True

@@ -7,7 +7,9 @@ import pytest
 import transformers
 
 from rpl.cli.main import main
+from rpl.core.errors import CheckpointError
 from rpl.estimate.shapes import NoEstimateError, size_of
+from rpl.policy.loading import load_policy
 
 FOLDER = Path(__file__).parents[2] / "configs"
 TINY = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -55,9 +57,26 @@ def test_gated_decoders_are_described(kind, tied, tmp_path):
     assert (size.cost.body, size.cost.head) == (matrices, 200 * 32)
 
 
-def test_what_is_no_language_model_is_said_and_not_raised(tmp_path, capsys):
-    policy = saved("ViT", tmp_path / "vit")
+def test_what_cannot_be_built_is_said_and_not_raised(tmp_path, capsys):
+    policy = saved("GPT2", tmp_path / "odd", vocab_size=200, n_embd=30, n_layer=2, n_head=4)
     with pytest.raises(NoEstimateError, match="no estimate for this architecture"):
         size_of(policy)
     assert doctor(policy, capsys).startswith("no estimate for this architecture")
     assert json.loads(doctor(policy, capsys, "--json"))["estimate"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("T5", "T5Config is an encoder-decoder"),
+        ("Bart", "BartConfig is an encoder-decoder"),
+        ("ViT", "ViTConfig is no causal"),
+        ("DistilBert", "DistilBertConfig is no causal"),
+    ],
+)
+def test_what_can_be_no_policy_is_refused_by_name(kind, message, tmp_path):
+    policy = saved(kind, tmp_path / "other")
+    for use in (size_of, load_policy):
+        with pytest.raises(CheckpointError, match=message) as raised:
+            use(policy)
+        assert "\n" not in str(raised.value)
