@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpl.core.columns import format_table
 from rpl.core.errors import DataError
 from rpl.core.files import digest, read_jsonl
 from rpl.core.records import Question
+from rpl.core.units import format_table
 from rpl.retrieval.corpus.budget import PrintBudget
 from rpl.retrieval.corpus.corpus import repeated_id, text_field, title_and_text
 from rpl.retrieval.corpus.coverage import GoldCoverage, gold_coverage

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rpl.core.columns import format_table
 from rpl.core.errors import ConfigError
-from rpl.core.units import duration_text, size_text
+from rpl.core.units import duration_text, format_table, size_text
 from rpl.retrieval.corpus import store as corpus_store
 from rpl.retrieval.dense.encoders import Encoder
 from rpl.retrieval.dense.search import SHARD_PASSAGES

@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rpl.core.columns import format_table
 from rpl.core.distribution import DISTRIBUTION
 from rpl.core.errors import ConfigError, DataError
 from rpl.core.files import write_json
 from rpl.core.hub import lasting_name
 from rpl.core.progress import progress_bar
-from rpl.core.units import count_text, duration_text, size_text
+from rpl.core.units import count_text, duration_text, format_table, size_text
 from rpl.retrieval.corpus.corpus import REBUILD
 from rpl.retrieval.engines import (
     DENSE_INDEXES,
