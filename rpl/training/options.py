@@ -201,6 +201,14 @@ def check_one_task(args: Sequence[str]) -> None:
             first, source = classes.setdefault(key, (short, value))
             if first != short:
                 raise ConfigError(f"exactly one task: {source} sets {key} to {first}, and {value} to {short}")
+    files = [value for option, value in _pairs(args) if option in ("-c", "--config")]
+    given = {option[2:].partition(".")[0] for option, _ in _pairs(args) if option.startswith("--")}
+    missing = [key for key in ("model", "data") if key not in classes and key not in given]
+    if files and missing and all(map(_read, files)) and not {"help", "print_config"} & given:
+        raise ConfigError(
+            f"exactly one task file: none of {', '.join(files)} says the class of {' and '.join(missing)}; "
+            "give one such as -c configs/rl.yaml"
+        )
     if len(tasks) > 1:
         raise ConfigError(f"exactly one task file: {', '.join(tasks)} each set model and data; leave one of them out")
 

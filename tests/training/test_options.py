@@ -96,6 +96,11 @@ def test_two_task_files_are_refused(first, second, capsys):
     assert "exactly one task" in said(["fit", *files], capsys)
 
 
+def test_a_missing_task_file_is_named(capsys):
+    files = [part for name in ("base", "tiny") for part in ("-c", str(CONFIGS / f"{name}.yaml"))]
+    assert "says the class of model and data; give one such as -c configs/rl.yaml" in said(["fit", *files], capsys)
+
+
 def test_a_key_that_no_configuration_has_is_refused_even_if_it_is_empty(tmp_path, capsys):
     patch = tmp_path / "patch.yaml"
     patch.write_text("modle: {}\n")
