@@ -30,6 +30,7 @@ ROOTS: dict[str, tuple[str, str, str]] = {
     "The built-in sampler": ("model.sampler.init_args", "rpl.sampling.hf.sampler", "HFSampler"),
     "vLLM": ("model.sampler.init_args", "rpl.sampling.vllm.sampler", "VLLMSampler"),
     "The way out of a collapse": ("CollapseGuard", "rpl.training.callbacks", "CollapseGuard"),
+    "Checkpoints by time": ("TimedCheckpoint", "rpl.training.callbacks", "TimedCheckpoint"),
     "The exported policy": ("ExportPolicy", "rpl.training.callbacks", "ExportPolicy"),
     "A schedule: `rpl cycle`": ("", "rpl.schedule.run", "cycle"),
     "A harvest: `rpl harvest`": ("", "rpl.cli.commands.harvest", "harvest_failures"),
