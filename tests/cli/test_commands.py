@@ -78,7 +78,7 @@ def test_exec_without_json_is_for_people(tmp_path, capsys):
     program.write_text(PROGRAM)
     trace = run(["exec", str(program), "--question", "q", *MINI])
     out = capsys.readouterr().out
-    assert "1 primitive calls" in out
+    assert "1 primitive call, " in out
     assert f"[{trace.printed_ids[0]}]" in out
 
 
@@ -170,3 +170,22 @@ def test_harvest_with_the_tiny_model(tmp_path):
     assert summary["questions"] == 6
     assert len(out.read_text().splitlines()) == 6
     assert json.loads(Path(tmp_path / "repairs.summary.json").read_text()) == summary
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [("", "is empty"), (" \n", "is empty"), ("\u200b", "is empty"), ("\udcff?", "not valid Unicode")],
+)
+def test_a_question_that_asks_nothing_is_refused_before_anything_is_loaded(question, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["ask", question, "--checkpoint", "there/is/none"])
+    assert stop.value.code == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_program_that_is_no_text_is_refused_in_one_line(tmp_path, capsys):
+    (tmp_path / "program.py").write_bytes(b"print('\xff')")
+    with pytest.raises(SystemExit) as stop:
+        main(["exec", str(tmp_path / "program.py"), "--question", "q"])
+    assert stop.value.code == 1
+    assert "program.py: not a program in UTF-8" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from rpl.cli.commands.parsing import call
-from rpl.core.errors import RetrieverError
+from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.progress import say
 from rpl.core.records import Question, Rollout, to_dict
 from rpl.core.tags import defuse
@@ -43,7 +43,14 @@ def ask(
         thinking: Whether the policy may write plain text before a tag; by default what its `rpl.json` says, or true.
         opening: Device, precision and sampler.
         json: Print the whole rollout as JSON.
+
+    Raises:
+        ConfigError: The question holds nothing to read, or is not valid Unicode text.
     """
+    if not any(char.isprintable() and not char.isspace() for char in question):
+        raise ConfigError(f"question {question!r} is empty: give one in words")
+    if not question.isascii() and any("\ud800" <= char <= "\udfff" for char in question):
+        raise ConfigError(f"question {question!r} is not valid Unicode text; give it in UTF-8")
     from rpl.rollouts.loop import run_rollouts
     from rpl.rollouts.requests import RolloutRequest
     from rpl.sampling.opening import open_policy

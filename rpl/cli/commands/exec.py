@@ -13,6 +13,7 @@ from rpl.core.errors import DataError, RetrieverError
 from rpl.core.records import Trace, to_dict
 from rpl.core.tags import defuse
 from rpl.core.terminal import visible, visible_json
+from rpl.core.units import count_text
 from rpl.environment.environment import Environment, EnvironmentConfig
 
 
@@ -48,12 +49,13 @@ def execute(
 
 def describe(trace: Trace) -> str:
     """Returns a trace as text: calls, then what the program put into the context, as the policy would read it."""
-    lines = [f"{len(trace.calls)} primitive calls, fuel {trace.fuel}, {trace.seconds * 1000:.0f} ms"]
+    lines = [f"{count_text(len(trace.calls), 'primitive call')}, fuel {trace.fuel}, {trace.seconds * 1000:.0f} ms"]
     for c in trace.calls:
         args = ", ".join(f"{name}={value!r}" for name, value in c.args.items())
         cached = ", cached" if c.cached else ""
-        lines.append(f"  line {c.line}: {c.name}({args}) -> {len(c.result_ids)} passages{cached}")
-    lines += [f"observation, {trace.printed_tokens} tokens, printed ids: {', '.join(trace.printed_ids) or 'none'}"]
+        lines.append(f"  line {c.line}: {c.name}({args}) -> {count_text(len(c.result_ids), 'passage')}{cached}")
+    printed = ", ".join(trace.printed_ids) or "none"
+    lines += [f"observation, {count_text(trace.printed_tokens, 'token')}, printed ids: {printed}"]
     lines += ["  " + line for line in defuse(trace.observation).split("\n")]
     return "\n".join(lines) + "\n"
 
@@ -61,7 +63,10 @@ def describe(trace: Trace) -> str:
 def _read(path: Path) -> str:
     if not path.is_file():
         raise DataError(f"{path}: no such program file")
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a program in UTF-8 ({error})") from error
 
 
 def run(args: Sequence[str]) -> Any:
