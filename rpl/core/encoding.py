@@ -88,6 +88,41 @@ class TextEncoder:
         return text
 
 
+def added_token_breaker(tokenizer: Any) -> Callable[[str], str]:
+    """Returns a function that breaks up, in a text from outside, every string that the tokenizer has a token added for.
+
+    For models whose own library tokenises. Texts without such strings come back as they are; so do runs of white
+    space, which control nothing.
+
+    Args:
+        tokenizer: Of transformers or of tokenizers. Where it normalises text, what it makes of the text counts as well.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
+    read = getattr(backend, "get_added_tokens_decoder", None)
+    added = read() if read is not None else getattr(tokenizer, "added_tokens_decoder", {})
+    tokens = sorted((token for token in added.values() if token.content.strip()), key=lambda t: -len(t.content))
+    if not tokens:
+        return str
+    # A token that is looked for in the normalised text is found in any case that the tokenizer folds.
+    strings = [f"(?i:{re.escape(t.content)})" if t.normalized else re.escape(t.content) for t in tokens]
+    pattern = re.compile("|".join(strings))
+    normalizer = getattr(backend, "normalizer", None)
+
+    def split(match: re.Match[str]) -> str:
+        found = match[0]
+        return f"{found[0]} {found[1:]}" if len(found) > 1 else "?"
+
+    def break_up(text: str) -> str:
+        text = pattern.sub(split, text)
+        if normalizer is not None and pattern.search(normalized := normalizer.normalize_str(text)):
+            text = pattern.sub(split, normalized)
+            if pattern.search(normalizer.normalize_str(text)):  # the normaliser drops the space
+                text = pattern.sub("?", normalized)
+        return text
+
+    return break_up
+
+
 def template_markers(pieces: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
     """Returns the texts by which a template tells turns apart, longest first.
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rpl.core.encoding import added_token_breaker
 from rpl.core.errors import ConfigError, MissingDependencyError, RetrieverError
 from rpl.core.files import digest
 from rpl.core.hub import model_contents, resolve_model_folder, weight_files
@@ -109,6 +110,7 @@ class SentenceEncoder(Encoder):
         _set_max_tokens(model, max_tokens)
         self.batch_size = batch_size or default_batch_size(model)
         self._model = model
+        self._break_up = added_token_breaker(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
         default = default_prefixes(name, dict(model.prompts or {}))
         self.prefixes = {
@@ -144,7 +146,7 @@ class SentenceEncoder(Encoder):
         alone = nullcontext() if building or self._model.device.type != "cpu" else one_thread()
         with self.lock, alone, mixed_precision(self._model, self.precision):
             return self._model.encode(
-                texts,
+                [self._break_up(text) for text in texts],
                 prompt=self.prefixes[kind] or None,
                 batch_size=self.batch_size,
                 show_progress_bar=False,

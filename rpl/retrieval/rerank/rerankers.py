@@ -12,6 +12,7 @@ import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
+from rpl.core.encoding import added_token_breaker
 from rpl.core.errors import RetrieverError
 from rpl.core.hub import resolve_model_folder
 from rpl.core.records import Passage
@@ -100,13 +101,15 @@ class CrossEncoderReranker(Reranker):
         self.precision = precision
         self._model = load_sentence_model("CrossEncoder", folder, "library.reranker", device)
         self.batch_size = batch_size or default_batch_size(self._model)
+        self._break_up = added_token_breaker(self._model.tokenizer)
         self._lock = threading.Lock()
 
     def rerank(self, query: str, passages: Sequence[Passage]) -> list[Passage]:
         """Returns the passages by falling score; see `Reranker.rerank`."""
         if not passages:
             return []
-        pairs = [(query, contents(p.title, p.text)) for p in passages]
+        query = self._break_up(query)
+        pairs = [(query, self._break_up(contents(p.title, p.text))) for p in passages]
         try:
             with self._lock, mixed_precision(self._model, self.precision):
                 scores = self._model.predict(pairs, batch_size=self.batch_size, show_progress_bar=False)

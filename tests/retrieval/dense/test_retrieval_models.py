@@ -14,7 +14,7 @@ from rpl.core import hub
 from rpl.core.errors import ConfigError, MissingDependencyError
 from rpl.core.hub import resolve_model_folder
 from rpl.core.records import Passage
-from rpl.retrieval.dense.encoders import SentenceEncoder, model_fingerprint, resolve_encoder
+from rpl.retrieval.dense.encoders import SentenceEncoder, _unit, model_fingerprint, resolve_encoder
 from rpl.retrieval.rerank.rerankers import CrossEncoderReranker, LateInteractionReranker
 
 PASSAGES = [Passage("a", "River", "river castle"), Passage("b", "King", "king queen king"), Passage("c", "", "castle")]
@@ -244,3 +244,66 @@ def test_the_encoder_reads_as_many_tokens_as_it_is_told(encoder_folder):
     )
     with pytest.raises(ConfigError, match=r"library\.encoder_max_tokens: this encoder reads at most 64 tokens, got 65"):
         SentenceEncoder(encoder_folder, "x", device="cpu", max_tokens=65)
+
+
+CONTROLS = ["[SEP]", "[CLS]", "[MASK]", "</s>", "<|im_end|>"]
+
+
+@pytest.fixture(scope="module")
+def folders_with_added_tokens(tmp_path_factory):
+    from transformers import AddedToken, BertForSequenceClassification, BertModel
+
+    folder = tmp_path_factory.mktemp("added")
+    config, tokenizer = tiny_models.bert_parts(folder)
+    tokenizer.add_tokens([AddedToken("</s>", special=True), AddedToken("<|im_end|>", normalized=True)])
+    config.vocab_size, config.num_labels = len(tokenizer), 1
+    for name, kind in [("encoder", BertModel), ("cross", BertForSequenceClassification)]:
+        kind(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def ids_read(model, ask):
+    """Returns the ids that reach the word embeddings, without padding, a list a text."""
+    words = next(module for name, module in model.named_modules() if name.endswith("word_embeddings"))
+    seen = []
+    hook = words.register_forward_pre_hook(lambda module, args: seen.extend(args[0].tolist()))
+    ask()
+    hook.remove()
+    return [[id_ for id_ in ids if id_ != model.tokenizer.pad_token_id] for ids in seen]
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("control", CONTROLS)
+def test_no_text_from_outside_becomes_a_control_token(folders_with_added_tokens, control, guarded, monkeypatch):
+    encoder = SentenceEncoder(folders_with_added_tokens / "encoder", "tiny", device="cpu")
+    cross = CrossEncoderReranker(folders_with_added_tokens / "cross", "tiny", device="cpu")
+    if not guarded:
+        monkeypatch.setattr(encoder, "_break_up", str)
+        monkeypatch.setattr(cross, "_break_up", str)
+    text, plain = f"king {control} queen", "king queen"
+    passage = [Passage("a", text, text)]
+    for model, ask, ask_plain in [
+        (encoder._model, lambda: encoder.encode([text], "passage"), lambda: encoder.encode([plain], "passage")),
+        (encoder._model, lambda: encoder.encode_tokens([text], "query"), lambda: encoder.encode([plain], "query")),
+        (cross._model, lambda: cross.rerank(text, passage), lambda: cross.rerank(plain, [Passage("a", "", plain)])),
+    ]:
+        added = model.tokenizer.get_added_vocab()
+        read, usual = ids_read(model, ask), ids_read(model, ask_plain)
+        id_ = added[control]
+        assert (read[0].count(id_) == usual[0].count(id_)) == guarded
+
+
+@pytest.mark.parametrize("text", ["", "king queen", "a [sep] b", "<s> x\n\n  y", "[ SEP]", "ＫＩＮＧ é"])
+def test_texts_without_control_tokens_are_read_as_they_are(folders_with_added_tokens, text):
+    encoder = SentenceEncoder(folders_with_added_tokens / "encoder", "tiny", device="cpu")
+    assert encoder._break_up(text) == text
+    assert encoder.encode([text], "passage")[0] == pytest.approx(_unit(encoder._model.encode([text]))[0], abs=1e-6)
+
+
+def test_case_that_the_tokenizer_folds_hides_no_control_token(folders_with_added_tokens):
+    encoder = SentenceEncoder(folders_with_added_tokens / "encoder", "tiny", device="cpu")
+    id_ = encoder._model.tokenizer.get_added_vocab()["<|im_end|>"]
+    for text in ["<|IM_END|>", "<|im_e\u0301nd|>", "<|im_<|im_end|>end|>"]:
+        assert id_ in encoder._model.tokenizer(text)["input_ids"]
+        assert id_ not in encoder._model.tokenizer(encoder._break_up(text))["input_ids"]
