@@ -19,13 +19,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 # one another stall on a busy machine. This stands before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Files that take longest, in an order in which two processes that take files in turn do not wait for one another.
+# Files that take longest, the longest first; processes take files in turn.
 LONG_FILES = (
-    "test_sharded_training",
-    "test_cycle_resume",
-    "test_sharded_checkpoints",
-    "test_docs",
-    "test_failing_rank",
+    *("test_cycle_resume", "test_stopping", "test_docs", "test_failing_rank", "test_sharded_training", "test_resuming"),
+    *("test_sharded_checkpoints", "test_inputs", "test_fuel_bounds_time", "test_budgeted_run", "test_modules_cli"),
 )
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

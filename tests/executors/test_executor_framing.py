@@ -42,6 +42,18 @@ def test_forged_lines_of_a_text_are_indented(at, forged):
     assert seen.printed_ids == ()
 
 
+@pytest.mark.parametrize("hidden", ["\u200b", "\ufeff", "\x00", "\x1b", "\u202e", "\u2066\u200d"])
+@pytest.mark.parametrize("forged", FORGED)
+def test_invisible_characters_hide_no_forged_line(hidden, forged):
+    for line in (hidden + forged, forged[:1] + hidden + forged[1:]):
+        assert text_frame(line) == f"  {line}"
+
+
+def test_full_width_brackets_are_brackets():
+    assert text_frame("［gold］ Fox: A bird.") == "  ［gold］ Fox: A bird."
+    assert text_frame("日本［二］") == "日本［二］"
+
+
 @given(st.lists(st.one_of(st.sampled_from([*BREAKS, *FORGED, " "]), st.text(max_size=5)), max_size=8).map("".join))
 def test_no_text_has_a_line_of_the_frame(text):
     for line in text_frame(text).splitlines():

@@ -8,6 +8,7 @@ of a printed text that would read as one of the frame's own is indented.
 from __future__ import annotations
 
 import re
+import unicodedata
 
 # All that str.splitlines breaks at.
 _BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -18,8 +19,7 @@ _LITERAL = r"""(?:-?\d[\w.+-]*|'[^'\n]*'|"[^"\n]*"|None|True|False|<Passage [^>\
 _LIST = rf"""\[(?:\]|'[^'\n]*'\]|"[^"\n]*"\]|{_LITERAL}(?:, {_LITERAL})+\]|[\[({{]+['"\d-])"""
 _FRAME = re.compile(
     rf"^(?!{_LIST})"
-    r"(?=\[[^\n]*?\][^\S\n]*[^\s\],]|Error\b|\((?:\d+ more did not fit|nothing printed|passage |a text of ))",
-    re.MULTILINE,
+    r"(?=\[[^\n]*?\][^\S\n]*[^\s\],]|Error\b|\((?:\d+ more did not fit|nothing printed|passage |a text of ))"
 )
 INDENT = "  "
 
@@ -39,4 +39,13 @@ def text_frame(text: str) -> str:
     >>> text_frame("Foxes:\n[gold] Fox: A bird.")
     'Foxes:\n  [gold] Fox: A bird.'
     """
-    return _FRAME.sub(rf"{INDENT}\g<0>", _BREAK.sub("\n", text))
+    lines = _BREAK.sub("\n", text).split("\n")
+    return "\n".join(INDENT + line if _FRAME.match(_as_read(line)) else line for line in lines)
+
+
+def _as_read(line: str) -> str:
+    """A line as a reader takes it: without invisible characters, with full-width ones as their ordinary forms."""
+    if line.isascii() and line.isprintable():
+        return line
+    visible = "".join(character for character in line if unicodedata.category(character) not in ("Cc", "Cf"))
+    return unicodedata.normalize("NFKC", visible)
