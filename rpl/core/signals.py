@@ -134,8 +134,9 @@ def owned(advice: Callable[[], str] = str) -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(earlier_fd)
+        ending = owner.quiet and owner.requested is not None  # rank 0 may ask once more while this rank ends
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if ending else handler)
         os.write(writing, b"\0")
         thread.join()
         os.close(reading)

@@ -71,7 +71,7 @@ def check_options(config: Mapping[str, Any], command: str | None) -> None:
 
     Args:
         config: The parsed configuration of the command, as plain values.
-        command: `fit`, `validate`, `test` or `predict`.
+        command: `fit`, `validate`, `test` or `predict`; `None` where nothing is run on this machine, as for estimates.
 
     Raises:
         ConfigError: An option cannot be honoured; the message names it and what to use.
@@ -97,13 +97,13 @@ def check_options(config: Mapping[str, Any], command: str | None) -> None:
     if trainer.get("accelerator", "auto") not in ACCELERATORS:
         allowed = ", ".join(ACCELERATORS)
         raise ConfigError(f"trainer.accelerator must be one of {allowed}, got {trainer['accelerator']!r}")
-    if trainer.get("accelerator") in ("gpu", "cuda") and not torch.cuda.is_available():
+    if command is not None and trainer.get("accelerator") in ("gpu", "cuda") and not torch.cuda.is_available():
         raise ConfigError(
             f"trainer.accelerator is {trainer['accelerator']!r}, and no GPU can be used here; to try it on a CPU: "
             "--trainer.accelerator cpu --trainer.devices 2 --trainer.precision 32-true"
         )
     on_cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
-    if on_cpu and trainer.get("accelerator") != "mps":
+    if command is not None and on_cpu and trainer.get("accelerator") != "mps":
         _check_processes(trainer.get("devices", 1))
     _check_strategy(trainer.get("strategy", "auto"))
     if command is not None and (path := config.get("ckpt_path")) in ("best", "hpc", "registry"):

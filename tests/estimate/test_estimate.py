@@ -252,7 +252,7 @@ def test_doctor_prints_it_and_needs_both_files(capsys, tmp_path):
     assert out["peak_bytes"] > out["size"]["parameters"] * 16
     with pytest.raises(SystemExit):
         main(["doctor", *files("base")])
-    assert "required: data, model" in capsys.readouterr().err
+    assert "exactly one task file" in capsys.readouterr().err
 
 
 def test_a_policy_that_is_nowhere_is_named():

@@ -431,10 +431,9 @@ def test_exceptions_of_programs_and_sampler_come_out_as_they_are_and_leave_no_th
 
 def test_one_turn_keeps_to_its_batch_size_and_order(tokenizer):
     sampler = ScriptedSampler(lambda seed, turn: f"say {seed}", tokenizer)
-    told = []
-    done = complete(sampler, [[5]] * 7, range(7), SamplingParams(), batch_size=3, progress=told.append)
+    done = complete(sampler, [[5]] * 7, range(7), SamplingParams(), batch_size=3)
     assert [c.text for c in done] == [f"say {seed}" for seed in range(7)]
-    assert sampler.flights == told == [3, 3, 1]
+    assert sampler.flights == [3, 3, 1]
     assert complete(sampler, [], [], SamplingParams(), batch_size=3) == []
 
 

@@ -112,7 +112,7 @@ def other_corpus(folder):
 def other_tokenizer(folder):
     path = folder / "policy" / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
-    tokenizer["normalizer"] = {"type": "Lowercase"}
+    tokenizer["added_tokens"][0]["lstrip"] = not tokenizer["added_tokens"][0]["lstrip"]
     replaced_in_place(path, json.dumps(tokenizer).encode())
 
 

@@ -27,8 +27,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _plain(guards: Guards, value: Any, name: str, args: Arguments, kwargs: Keywords) -> Any:
-    """Methods that read or write the value once at most."""
-    length = len(value)
+    """Methods that read or write the value once at most; `clear` also frees what the items hold."""
+    length = len(value) * (2 if name == "clear" else 1)
     if length >= CHARS_PER_UNIT:
         guards.fuel.burn(length // (CHARS_PER_UNIT if type(value) is str else ITEMS_PER_UNIT))
     return getattr(value, name)(*args, **kwargs)
