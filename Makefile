@@ -14,7 +14,7 @@ WORKERS ?= auto
 
 help:
 	@echo "make quickstart  install into $(VENV), then run the whole schedule on the Atlas data (cut to 20 minutes)"
-	@echo "make test        ruff, mypy and the tests (about eight minutes on 2 cores, with the installation)"
+	@echo "make test        ruff, mypy, the documentation and the tests (about ten minutes on 2 cores, with the installation)"
 	@echo "make test-slow   the tests that take minutes each"
 	@echo "make test-explore  the tests with new random examples, a thousand a property"
 	@echo "make fuzz-protocol  coverage-guided fuzzing of what workers write (FUZZ_SECONDS=300)"
