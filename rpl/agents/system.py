@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rpl.core.errors import ConfigError
+from rpl.core.class_paths import class_at
 from rpl.core.records import Question, Rollout
 from rpl.retrieval.library.counting import CallCounts
 
@@ -49,11 +47,5 @@ def agent_class(path: str) -> type[System]:
     Raises:
         ConfigError: There is no such class, or it is no agent.
     """
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"eval.agents: there is no class {path!r} ({error})") from error
-    if not (inspect.isclass(found) and issubclass(found, System)):
-        raise ConfigError(f"eval.agents: {path} is no {System.__module__}.{System.__name__}")
-    return found
+    expected = f"{System.__module__}.{System.__name__}"
+    return class_at("eval.agents", path, System, expected)  # type: ignore[type-abstract]

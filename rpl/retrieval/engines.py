@@ -12,7 +12,6 @@ methods works: the built-in ones have no rights of their own.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from rpl.core.class_paths import class_at
 from rpl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -265,22 +265,16 @@ def make(key: str, value: Any, base: type[T], names: Mapping[str, str]) -> T:
     path, arguments = str(spec.get("class_path")), dict(spec.get("init_args") or {})
     if current_path(path) != path:
         raise ConfigError(f"library.{key}: {path} is now {current_path(path)}; change the name")
-    module, _, name = path.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"library.{key}: there is no class {path!r} ({error})") from error
-    if not (inspect.isclass(cls) and issubclass(cls, base)):
-        raise ConfigError(f"library.{key}: {path} is no {base.__name__}")
+    cls = class_at(f"library.{key}", path, base, base.__name__)
     takes = list(inspect.signature(cls).parameters)
     surplus = [argument for argument in arguments if argument not in takes]
     if surplus:
-        wrong = ", ".join(map(repr, surplus))
-        raise ConfigError(f"library.{key}: {name} takes {', '.join(takes) or 'no arguments'}; it does not take {wrong}")
+        wrong, known = ", ".join(map(repr, surplus)), ", ".join(takes) or "no arguments"
+        raise ConfigError(f"library.{key}: {cls.__name__} takes {known}; it does not take {wrong}")
     try:
         return cls(**arguments)
     except TypeError as error:
-        raise ConfigError(f"library.{key}: {name} cannot be made from {arguments}: {error}") from error
+        raise ConfigError(f"library.{key}: {cls.__name__} cannot be made from {arguments}: {error}") from error
 
 
 def current_path(path: str) -> str:
