@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,10 @@ class EnvironmentConfig:
     `namespaces`, `landlock`, `seccomp`. One that is not named here and that the machine lacks is told in a log line."""
     executor: str = "restricted"
     """What runs the programs: `restricted`, which is CPython behind guards, and nothing else."""
+
+    def with_corpus(self, corpus: str | None) -> EnvironmentConfig:
+        """Returns the same settings over another corpus; `None` leaves it as it is."""
+        return self if corpus is None else replace(self, library=replace(self.library, corpus=corpus))
 
     def __post_init__(self) -> None:
         if self.executor == "monty":

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from rpl.cli.commands.parsing import call
+from rpl.cli.commands.showing import write_record
 from rpl.core.errors import ConfigError, RetrieverError
 from rpl.core.progress import say
-from rpl.core.records import Question, Rollout, to_dict
+from rpl.core.records import Question, Rollout
 from rpl.core.tags import defuse
-from rpl.core.terminal import visible, visible_json
 from rpl.environment.environment import Environment, EnvironmentConfig
 from rpl.executors.base import ExecutionLimits
 from rpl.policy.bundle import Contract, check_primitives
@@ -55,8 +54,7 @@ def ask(
     from rpl.rollouts.requests import RolloutRequest
     from rpl.sampling.opening import open_policy
 
-    if corpus is not None:
-        environment = replace(environment, library=replace(environment.library, corpus=corpus))
+    environment = environment.with_corpus(corpus)
     policy = open_policy(checkpoint, prompt_style, thinking, opening)
     rollout, environment = within_limits(policy.contract, rollout, environment)
     request = RolloutRequest(Question("ask", question, answers=()), group_id="ask", sample_index=0, seed=0)
@@ -68,10 +66,7 @@ def ask(
         )[0]
     if result.infra_error is not None:
         raise RetrieverError(result.infra_error)
-    if json:
-        sys.stdout.write(visible_json(to_dict(result)) + "\n")
-    else:
-        sys.stdout.write(visible(describe(result)))
+    write_record(result, describe, json)
     return result
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rpl.cli.commands.parsing import call
+from rpl.cli.commands.showing import write_record
 from rpl.core.errors import DataError, RetrieverError
-from rpl.core.records import Trace, to_dict
+from rpl.core.records import Trace
 from rpl.core.tags import defuse
-from rpl.core.terminal import visible, visible_json
 from rpl.core.units import count_text
 from rpl.environment.environment import Environment, EnvironmentConfig
 
@@ -34,16 +33,11 @@ def execute(
         json: Print the whole trace as JSON.
     """
     source = sys.stdin.read() if program == "-" else _read(Path(program))
-    if corpus is not None:
-        environment = replace(environment, library=replace(environment.library, corpus=corpus))
-    with Environment(environment) as env:
+    with Environment(environment.with_corpus(corpus)) as env:
         trace = env.executor.run(source, question)
     if trace.infra_error is not None:
         raise RetrieverError(trace.infra_error)
-    if json:
-        sys.stdout.write(visible_json(to_dict(trace)) + "\n")
-    else:
-        sys.stdout.write(visible(describe(trace)))
+    write_record(trace, describe, json)
     return trace
 
 
